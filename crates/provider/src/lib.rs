@@ -1,0 +1,21 @@
+//! The contract between the reconciler and the backends that make proxies real.
+//!
+//! - [`contract`]: the [`Provider`] trait and what goes in and comes out.
+//! - [`config`]: the providers file: named instances, strict, all faults at once.
+//! - [`set`]: the running providers by name, swapped as a whole on a reload.
+//! - [`fake`]: a backend in memory with fault injection.
+//! - [`conformance`]: one suite that every implementation passes, the fake included.
+//! - [`wrap`]: metrics, tracing and the concurrency limit, applied once where the program is put
+//!   together.
+//!
+//! Whoever implements the trait never sees a Kubernetes type; whoever calls it never sees a
+//! backend's own error type.
+
+pub mod config;
+pub mod contract;
+pub mod set;
+
+pub use contract::{
+    CreateRequest, Instance, InstanceEvent, InstanceState, Operation, Provider, ProviderError, Step,
+};
+pub use set::{ProviderSet, SetChange};
