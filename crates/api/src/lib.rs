@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use egress_core::{Phase, ProxyKey, Uid};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema, ResourceExt};
 use schemars::JsonSchema;
@@ -26,6 +29,9 @@ pub const SPEC_HASH_ANNOTATION: &str = "crawl.example.com/spec-hash";
 /// The provider that the running instance was built by: a changed `spec.provider` must delete the
 /// old instance where it is.
 pub const PROVIDER_ANNOTATION: &str = "crawl.example.com/provider";
+/// The UID that the instance was made for, when that is not the object's own: an export writes it,
+/// so that an import into another control plane adopts the instance instead of building again.
+pub const INSTANCE_UID_ANNOTATION: &str = "crawl.example.com/instance-uid";
 /// `"true"`: abandon the instance, release the object.
 pub const SKIP_CLEANUP_ANNOTATION: &str = "crawl.example.com/skip-cleanup";
 /// `"true"` on every Secret that a `secretRef` names; others are invisible to the operator.
@@ -338,6 +344,16 @@ impl Proxy {
         self.metadata.uid.as_deref().map(Uid::new)
     }
 
+    /// The UID that the instance is named and marked by: [`INSTANCE_UID_ANNOTATION`] where an
+    /// import brought one, else the object's own.
+    pub fn instance_uid(&self) -> Option<Uid> {
+        self.annotations()
+            .get(INSTANCE_UID_ANNOTATION)
+            .filter(|uid| !uid.is_empty())
+            .map(|uid| Uid::new(uid.as_str()))
+            .or_else(|| self.stored_uid())
+    }
+
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
@@ -358,8 +374,33 @@ impl Proxy {
 }
 
 /// The CRD as it is applied to a cluster and served by the embedded control plane.
-pub fn crd()
--> k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition {
+///
+/// Optional fields are not `nullable`: an API server then drops an explicit null before it looks at
+/// the rules, where `has(self.provider)` would be true of a kept one.
+pub fn crd() -> CustomResourceDefinition {
     use kube::CustomResourceExt;
-    Proxy::crd()
+    let mut crd = Proxy::crd();
+    for version in &mut crd.spec.versions {
+        if let Some(schema) = version
+            .schema
+            .as_mut()
+            .and_then(|s| s.open_api_v3_schema.as_mut())
+        {
+            drop_nullable(schema);
+        }
+    }
+    crd
 }
+
+fn drop_nullable(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    for property in schema.properties.iter_mut().flat_map(BTreeMap::values_mut) {
+        drop_nullable(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        drop_nullable(items);
+    }
+}
+
+#[cfg(test)]
+mod crd_tests;

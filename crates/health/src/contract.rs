@@ -26,9 +26,10 @@ pub struct Verdict {
     pub host: String,
     pub port: u16,
     pub healthy: bool,
-    /// How long the last successful probe took, from dialling to the status line.
+    /// How long a successful probe took, from dialling to the status line: the value last told
+    /// through [`Health::transitions`], so that it stands still while nothing material changes.
     pub latency: Option<Duration>,
-    /// The class of the last probe's result.
+    /// The class of the last result that agrees with `healthy`.
     pub class: ProbeClass,
     /// One short line for the condition, naming the class and the status.
     pub message: String,
@@ -52,6 +53,17 @@ pub enum ProbeClass {
 }
 
 impl ProbeClass {
+    pub const ALL: [Self; 8] = [
+        Self::Success,
+        Self::Dial,
+        Self::ConnectRefused,
+        Self::AuthRequired,
+        Self::Tls,
+        Self::Timeout,
+        Self::UnexpectedStatus,
+        Self::Io,
+    ];
+
     /// The metric label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -99,8 +111,10 @@ pub trait Health: Send + Sync + 'static {
     /// None: not probed, or no result yet for the target as it is now.
     fn verdict(&self, key: &ProxyKey) -> Option<Verdict>;
 
-    /// Every proxy whose verdict changed (first result, healthy to unhealthy or back) or whose
-    /// latency changed materially (more than 50 % and more than 20 ms from the last one told).
-    /// Never loses a key: an event that cannot be delivered now is delivered later.
+    /// Every proxy whose verdict changed (first result, healthy to unhealthy or back, a class of
+    /// failure not yet told since it became unhealthy) or whose latency changed materially (more
+    /// than 50 % and more than 20 ms from the last one told). Begins with those that have a
+    /// verdict already. Never loses a key: an event that cannot be delivered now is delivered
+    /// later.
     fn transitions(&self) -> BoxStream<'static, ProxyKey>;
 }

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 /// A small compute backend: four calls that never wait until a machine runs, and a stream of hints.
 ///
-/// Every implementation passes [`crate::conformance`].
+/// Every implementation passes the `conformance` suite (feature `testing`).
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
     /// The configured name, such as `kvm-home`.
@@ -59,6 +59,10 @@ pub trait Provider: Send + Sync + 'static {
     ) -> Result<Vec<String>, ProviderError> {
         Ok(Vec::new())
     }
+
+    /// Called once when the program ends, after the last other call: connections are closed, and
+    /// what is configured to end with the operator is ended. Wrappers pass it on.
+    async fn shutdown(&self) {}
 }
 
 /// What an instance is to be made from.

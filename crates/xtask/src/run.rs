@@ -1,0 +1,181 @@
+//! Running cargo and reading what its test runner says.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The workspace's folder.
+pub fn root() -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .ancestors()
+        .nth(2)
+        .map(PathBuf::from)
+        .unwrap_or(manifest)
+}
+
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// Where cargo puts what it builds.
+pub fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// Builds the operator and whatever else the workspace has as programs; returns their folder.
+pub fn build(release: bool) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--workspace", "--bins", "--locked"]);
+    if release {
+        command.arg("--release");
+    }
+    let status = command.status().context("cannot run cargo")?;
+    if !status.success() {
+        bail!("the build failed: see the compiler's messages above");
+    }
+    Ok(target_dir().join(if release { "release" } else { "debug" }))
+}
+
+/// What one run of a test command counted.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Counts {
+    pub passed: usize,
+    pub failed: usize,
+    /// `test name: why`, as the tests printed them.
+    pub skipped: Vec<String>,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped.iter().cloned());
+    }
+
+    /// Reads one line of libtest's output.
+    fn read(&mut self, line: &str) {
+        if let Some(rest) = line.strip_prefix("test result: ") {
+            let number = |word: &str| {
+                rest.split([';', '.'])
+                    .filter_map(|part| part.trim().strip_suffix(word))
+                    .find_map(|n| n.trim().parse::<usize>().ok())
+                    .unwrap_or(0)
+            };
+            self.passed += number("passed");
+            self.failed += number("failed");
+        } else if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
+            self.skipped.push(reason.to_owned());
+        }
+    }
+}
+
+/// Runs a test command: everything goes to `log`, the results to the terminal, and on failure the
+/// failing tests' output too.
+pub fn tests(name: &str, mut command: Command) -> Result<Counts> {
+    let log_dir = target_dir().join("xtask");
+    std::fs::create_dir_all(&log_dir)?;
+    let log_path = log_dir.join(format!("{name}.log"));
+    let mut log = std::fs::File::create(&log_path)
+        .with_context(|| format!("cannot write {}", log_path.display()))?;
+    let (reader, writer) = std::io::pipe()?;
+    command.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().context("cannot start the test command")?;
+    drop(command); // Holds the pipe's other end.
+    let mut counts = Counts::default();
+    let mut in_failures = false;
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        writeln!(log, "{line}")?;
+        counts.read(&line);
+        if line == "failures:" {
+            in_failures = true;
+        }
+        let trimmed = line.trim_start();
+        let told = in_failures
+            || trimmed.starts_with("Running ")
+            || trimmed.starts_with("test result: ")
+            || trimmed.starts_with("stage ")
+            || trimmed.starts_with("skipped: ")
+            || trimmed.starts_with("warning")
+            || trimmed.starts_with("error")
+            || trimmed.contains("... FAILED");
+        if told {
+            println!("  {line}");
+        }
+        if line.starts_with("test result: ") {
+            in_failures = false;
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() && counts.failed == 0 {
+        // A build that failed, or a test program that died, has no result line of its own.
+        counts.failed = 1;
+        println!(
+            "  {name}: {status}; the whole output is in {}",
+            log_path.display()
+        );
+        let text = std::fs::read_to_string(&log_path).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        for line in &lines[lines.len().saturating_sub(60)..] {
+            println!("  | {line}");
+        }
+    }
+    Ok(counts)
+}
+
+/// Runs one check that either holds or does not; counts as one test.
+pub fn check(name: &str, mut command: Command) -> Result<Counts> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {name}"))?;
+    if output.status.success() {
+        println!("  {name}: ok");
+        return Ok(Counts {
+            passed: 1,
+            ..Counts::default()
+        });
+    }
+    println!("  {name}: FAILED");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    for line in &lines[lines.len().saturating_sub(80)..] {
+        println!("  | {line}");
+    }
+    Ok(Counts {
+        failed: 1,
+        ..Counts::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_and_skips_are_counted() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.50s",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.50s",
+            "skipped: kubectl_apply: no kubectl on this machine",
+        ] {
+            counts.read(line);
+        }
+        assert_eq!((counts.passed, counts.failed), (15, 2));
+        assert_eq!(
+            counts.skipped,
+            ["kubectl_apply: no kubectl on this machine"]
+        );
+    }
+}
