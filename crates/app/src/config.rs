@@ -51,9 +51,7 @@ pub struct Config {
     pub orphan_grace: Duration,
     pub discovery: egress_discovery::Config,
     pub lease_in_memory: bool,
-    pub lease_cooldown: Duration,
-    pub ban_cooldown: Duration,
-    pub max_lease_ttl: Duration,
+    pub leases: egress_lease::Config,
     pub health_workers: usize,
     pub health_ca: Vec<CertificateDer<'static>>,
     pub metrics_addr: Option<SocketAddr>,
@@ -118,6 +116,8 @@ impl Config {
             "0" | "" => None,
             text => Some(address("--metrics-addr", text, &mut faults)),
         };
+        let leases = leases(args);
+        faults.extend(leases.faults().iter().map(ToString::to_string));
         let discovery = discovery(args, &mut faults);
         let health_ca = args
             .health_ca
@@ -139,9 +139,7 @@ impl Config {
                 orphan_grace: args.orphan_grace,
                 discovery,
                 lease_in_memory: args.lease_store == LeaseStoreChoice::Memory,
-                lease_cooldown: args.lease_cooldown,
-                ban_cooldown: args.ban_cooldown.unwrap_or(args.lease_cooldown),
-                max_lease_ttl: args.max_lease_ttl,
+                leases,
                 health_workers: args.health_workers.into(),
                 health_ca,
                 metrics_addr,
@@ -209,6 +207,17 @@ fn discovery(args: &RunArgs, faults: &mut Vec<String>) -> Option<egress_discover
         token,
         ..egress_discovery::Config::default()
     })
+}
+
+fn leases(args: &RunArgs) -> egress_lease::Config {
+    let defaults = egress_lease::Config::default();
+    egress_lease::Config {
+        cooldown: args.lease_cooldown,
+        ban_cooldown: args.ban_cooldown.unwrap_or(args.lease_cooldown),
+        max_ttl: args.max_lease_ttl,
+        // A shorter maximum is meant for leases that name no ttl too.
+        default_ttl: defaults.default_ttl.min(args.max_lease_ttl),
+    }
 }
 
 /// The flag, else the systemd credential `discovery-token`, else `DISCOVERY_TOKEN`.

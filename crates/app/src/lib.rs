@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use cli::{Cli, Command, LogFormatChoice};
 use egress_telemetry::LogFormat;
+use prometheus_client::registry::Registry;
 
 /// The whole program: what `main` calls with the parsed command line.
 pub fn main(cli: Cli) -> ExitCode {
@@ -57,7 +58,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             runtime()?.block_on(dev::run(&args))?;
         }
         Command::CheckConfig(args) => {
-            let found = providers::read(&args.file)?;
+            let backends = providers::Backends::new(&mut Registry::default());
+            let found = backends.read(&args.file)?;
             println!(
                 "{}: {} provider(s), no faults",
                 args.file.display(),

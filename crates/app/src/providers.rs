@@ -17,13 +17,53 @@ use egress_provider::{
 };
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use prometheus_client::registry::Registry;
 use serde_json::Value;
 
 use crate::state::Directories;
 
 /// Every backend that this program has: the only list of them.
-pub fn types() -> Vec<Box<dyn ProviderType>> {
-    vec![Box::new(egress_provider_local::LocalType::default())]
+pub struct Backends {
+    pub local: egress_provider_local::LocalType,
+    pub kvm: egress_provider_kvm::KvmType,
+}
+
+impl Backends {
+    pub fn new(registry: &mut Registry) -> Self {
+        Self {
+            local: egress_provider_local::LocalType::default(),
+            kvm: egress_provider_kvm::KvmType::new(egress_provider_kvm::Metrics::register(
+                registry,
+            )),
+        }
+    }
+
+    /// Closes connections, and ends what is configured to end with the operator. After the last
+    /// other call.
+    pub async fn shutdown(&self) {
+        self.local.shutdown().await;
+        for provider in self.kvm.providers() {
+            provider.shutdown().await;
+        }
+    }
+
+    /// Reads and checks a file.
+    pub fn read(&self, path: &Path) -> Result<Vec<NamedBlueprint>, ProvidersError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ProvidersError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        self.parse(&text).map_err(|faults| ProvidersError::Faults {
+            path: path.to_owned(),
+            faults,
+        })
+    }
+
+    /// Checks the text of a file.
+    pub fn parse(&self, text: &str) -> Result<Vec<NamedBlueprint>, Faults> {
+        let types: [&dyn ProviderType; 2] = [&self.local, &self.kvm];
+        config::parse(text, &types)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -37,30 +77,12 @@ pub enum ProvidersError {
     Faults { path: PathBuf, faults: Faults },
 }
 
-/// Reads and checks a file.
-pub fn read(path: &Path) -> Result<Vec<NamedBlueprint>, ProvidersError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ProvidersError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    parse(&text).map_err(|faults| ProvidersError::Faults {
-        path: path.to_owned(),
-        faults,
-    })
-}
-
-/// Checks the text of a file.
-pub fn parse(text: &str) -> Result<Vec<NamedBlueprint>, Faults> {
-    let types = types();
-    let types: Vec<&dyn ProviderType> = types.iter().map(AsRef::as_ref).collect();
-    config::parse(text, &types)
-}
-
 /// Wraps a freshly built provider with what cuts across all of them.
 pub type Wrap = Arc<dyn Fn(Arc<dyn Provider>) -> Arc<dyn Provider> + Send + Sync>;
 
 /// Builds providers and keeps the running set in step with the file.
 pub struct Loader {
+    backends: Backends,
     installation: InstallationId,
     directories: Directories,
     wrap: Wrap,
@@ -85,14 +107,24 @@ impl fmt::Debug for Loader {
 }
 
 impl Loader {
-    pub fn new(installation: InstallationId, directories: Directories, wrap: Wrap) -> Self {
+    pub fn new(
+        backends: Backends,
+        installation: InstallationId,
+        directories: Directories,
+        wrap: Wrap,
+    ) -> Self {
         Self {
+            backends,
             installation,
             directories,
             wrap,
             set: ProviderSet::new([]),
             running: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    pub fn backends(&self) -> &Backends {
+        &self.backends
     }
 
     pub fn set(&self) -> ProviderSet {

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::providers::{self, Loader};
+use crate::providers::Loader;
 
 /// How often the file is looked at; a stat, no read.
 const LOOK: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ fn stamp(file: &Path) -> Option<(SystemTime, u64)> {
 }
 
 fn reload(file: &Path, loader: &Loader) {
-    match providers::read(file) {
+    match loader.backends().read(file) {
         Ok(blueprints) => {
             let change = loader.apply(blueprints);
             let names: Vec<_> = change.names.into_iter().collect();

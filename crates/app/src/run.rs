@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ControlPlane, ProvidersSource};
 use crate::directory::ReconcilerDirectory;
-use crate::providers::{self, Loader};
+use crate::providers::{Backends, Loader};
 use crate::{metrics, reload, state};
 
 /// How long a stop may take in all; what is not done then is given up.
@@ -40,7 +40,7 @@ pub struct App {
     discovery: egress_discovery::Bound,
     metrics: Option<TcpListener>,
     leases: Arc<dyn LeaseStore>,
-    lease_metrics: egress_lease::Config,
+    lease_config: egress_lease::Config,
     loader: Arc<Loader>,
     installation: InstallationId,
     told: Addresses,
@@ -76,11 +76,13 @@ impl App {
     /// When something is refused; nothing runs then.
     pub async fn build(config: Config) -> Result<Self> {
         config.directories.prepare()?;
+        let mut registry = Registry::default();
+        let backends = Backends::new(&mut registry);
         // What is wrong with the providers is told before any address is taken.
         let blueprints = match &config.providers {
             ProvidersSource::None => Vec::new(),
-            ProvidersSource::File(path) => providers::read(path)?,
-            ProvidersSource::Text(text) => providers::parse(text)?,
+            ProvidersSource::File(path) => backends.read(path)?,
+            ProvidersSource::Text(text) => backends.parse(text)?,
         };
         let discovery = egress_discovery::bind(&config.discovery).await?;
         let metrics = match config.metrics_addr {
@@ -97,13 +99,13 @@ impl App {
         let (embedded, client) = connect(&config, &mut told).await?;
         let installation =
             state::installation_id(&config.directories.state, config.installation_id.as_deref())?;
-        let mut registry = Registry::default();
         let (leases, lease_config) = lease_store(&config, &mut registry)?;
         let provider_metrics = egress_provider::metrics::Metrics::register(&mut registry);
         let wrapped = Arc::new(move |inner: Arc<dyn Provider>| {
             wrap(inner, Limits::default(), &provider_metrics)
         });
         let loader = Arc::new(Loader::new(
+            backends,
             installation.clone(),
             config.directories.clone(),
             wrapped,
@@ -122,7 +124,7 @@ impl App {
             discovery,
             metrics,
             leases,
-            lease_metrics: lease_config,
+            lease_config,
             loader,
             installation,
             told,
@@ -178,9 +180,7 @@ impl App {
             while let Some(part) = parts.work.join_next().await {
                 tell_late(part);
             }
-            for provider in loader.set().all() {
-                provider.shutdown().await;
-            }
+            loader.backends().shutdown().await;
             api_cancel.cancel();
             while let Some(part) = parts.api.join_next().await {
                 tell_late(part);
@@ -272,7 +272,7 @@ impl App {
             egress_discovery::Deps {
                 directory,
                 leases: Arc::clone(&self.leases),
-                default_ttl: self.lease_metrics.default_ttl,
+                default_ttl: self.lease_config.default_ttl,
                 metrics: egress_discovery::Metrics::register(&mut registry),
                 cancel: cancel.clone(),
             },
@@ -426,12 +426,7 @@ fn lease_store(
     config: &Config,
     registry: &mut Registry,
 ) -> Result<(Arc<dyn LeaseStore>, egress_lease::Config)> {
-    let lease_config = egress_lease::Config {
-        cooldown: config.lease_cooldown,
-        ban_cooldown: config.ban_cooldown,
-        max_ttl: config.max_lease_ttl,
-        ..egress_lease::Config::default()
-    };
+    let lease_config = config.leases.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let metrics = egress_lease::Metrics::register(registry);
     let store: Arc<dyn LeaseStore> = if config.lease_in_memory {

@@ -17,6 +17,39 @@ use crate::error::{ApiError, ErrorBody, NoMatchBody, renew_error, report_error, 
 use crate::router::Shared;
 use crate::wire::{LeaseAnswer, LeaseRequest, RenewRequest, ReportRequest};
 
+/// A lease that was just granted and given to nobody yet. Dropped before it was told, because its
+/// client has gone, it is released: nobody else knows its id.
+struct Untold {
+    shared: Shared,
+    id: Option<LeaseId>,
+}
+
+impl Untold {
+    fn told(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else {
+            return;
+        };
+        let shared = self.shared.clone();
+        let release = move || {
+            tracing::debug!(lease = %id, "its client has gone: released");
+            if let Err(error) = shared.leases.release(&id) {
+                tracing::warn!(%error, lease = %id, "a lease that nobody holds runs out by itself");
+            }
+        };
+        // We may be on a thread that must not wait for the disk.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(release)),
+            Err(_) => release(),
+        }
+    }
+}
+
 /// How often an acquire is tried again whose proxy went away meanwhile.
 const TRIES: usize = 3;
 
@@ -56,7 +89,10 @@ impl Shared {
             .filter(|record| record.uid == lease.uid)
     }
 
-    fn acquire(&self, request: &AcquireRequest) -> Result<(StatusCode, LeaseAnswer), ApiError> {
+    fn acquire(
+        &self,
+        request: &AcquireRequest,
+    ) -> Result<(StatusCode, LeaseAnswer, Untold), ApiError> {
         for _ in 0..TRIES {
             let candidates: Vec<ProxyRecord> = self
                 .directory
@@ -73,7 +109,13 @@ impl Shared {
                 Acquired::Again(lease) => (StatusCode::OK, lease),
             };
             if let Some(answer) = self.answer(&lease) {
-                return Ok((status, answer));
+                // With a key the client comes back for it.
+                let untold = request.idempotency_key.is_none().then_some(lease.id);
+                let untold = Untold {
+                    shared: self.clone(),
+                    id: untold,
+                };
+                return Ok((status, answer, untold));
             }
             // Its deletion began after we looked, and may have ended its leases before this one.
             self.leases.end_for(&lease.uid)?;
@@ -164,7 +206,7 @@ pub(crate) async fn acquire(
         idempotency_key: idempotency_key(&headers)?,
     };
     shared.ready()?;
-    let (status, answer) = shared
+    let (status, answer, untold) = shared
         .blocking(move |shared| shared.acquire(&request))
         .await?;
     tracing::debug!(lease = answer.lease_id, proxy = answer.proxy.id, "leased");
@@ -173,6 +215,7 @@ pub(crate) async fn acquire(
     if let Ok(location) = location {
         response.headers_mut().insert(LOCATION, location);
     }
+    untold.told();
     Ok(response)
 }
 

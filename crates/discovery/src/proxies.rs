@@ -1,11 +1,12 @@
 //! `GET /v1/proxies` and `GET /v1/proxies/{namespace}/{name}`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use egress_core::{ProxyKey, ProxyRecord};
+use egress_core::{ProxyKey, ProxyRecord, Uid};
 
 use crate::error::{ApiError, ErrorBody, shown};
 use crate::router::Shared;
@@ -71,12 +72,11 @@ impl Filter {
 
 impl Shared {
     /// Proxies that are not being deleted, as they are now, sorted by id.
-    pub(crate) fn all(&self) -> Vec<Proxy> {
-        self.list(&Filter::default())
+    pub(crate) fn all(&self, active: &BTreeMap<Uid, usize>) -> Vec<Proxy> {
+        self.list(&Filter::default(), active)
     }
 
-    fn list(&self, filter: &Filter) -> Vec<Proxy> {
-        let active = self.leases.active();
+    fn list(&self, filter: &Filter, active: &BTreeMap<Uid, usize>) -> Vec<Proxy> {
         let mut proxies: Vec<_> = self
             .directory
             .proxies()
@@ -127,7 +127,7 @@ pub(crate) async fn list(
     let Query(pairs) = query.map_err(|error| ApiError::InvalidQuery(error.body_text()))?;
     let filter = Filter::parse(pairs)?;
     shared.ready()?;
-    let proxies = shared.list(&filter);
+    let proxies = shared.list(&filter, &shared.leases.active());
     Ok(Json(ProxyList {
         count: proxies.len(),
         proxies,

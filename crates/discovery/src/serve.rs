@@ -100,7 +100,12 @@ async fn listen(listener: BoundListener, server: Arc<Server>) {
             () = server.cancel.cancelled() => break,
             next = next => next,
             // Frees what ended ones hold.
-            Some(_) = connections.join_next() => continue,
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a connection's task has panicked");
+                }
+                continue;
+            }
         };
         match accepted {
             Ok(stream) => {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use egress_core::Uid;
 use futures::Stream;
 use http::HeaderValue;
 use http::header::CACHE_CONTROL;
@@ -31,6 +32,8 @@ struct Watcher {
     ticks: tokio::time::Interval,
     /// None: nothing was sent yet.
     sent: Option<BTreeMap<String, Proxy>>,
+    /// The lease counts that were looked at last.
+    active: BTreeMap<Uid, usize>,
     unsent: VecDeque<Event>,
     _permit: OwnedSemaphorePermit,
     _gauge: crate::metrics::Watching,
@@ -50,23 +53,31 @@ impl Watcher {
         }
     }
 
+    /// Something may have changed. None: the operator is stopping.
     async fn change(&mut self) -> Option<()> {
-        tokio::select! {
-            () = self.shared.cancel.cancelled() => None,
-            changed = self.changes.changed() => {
-                changed.ok()?;
-                tokio::time::sleep(SETTLE).await;
-                Some(())
+        loop {
+            tokio::select! {
+                () = self.shared.cancel.cancelled() => return None,
+                changed = self.changes.changed() => {
+                    changed.ok()?;
+                    tokio::time::sleep(SETTLE).await;
+                    return Some(());
+                }
+                // Leases come and go without the directory.
+                _ = self.ticks.tick() => {
+                    if self.shared.leases.active() != self.active {
+                        return Some(());
+                    }
+                }
             }
-            // Leases come and go without the directory.
-            _ = self.ticks.tick() => Some(()),
         }
     }
 
     fn compare(&mut self) {
         // Before the look, not after: a change in between is looked at again.
         self.changes.borrow_and_update();
-        let proxies = self.shared.all();
+        self.active = self.shared.leases.active();
+        let proxies = self.shared.all(&self.active);
         let now: BTreeMap<_, _> = proxies
             .iter()
             .map(|proxy| (proxy.id.clone(), proxy.clone()))
@@ -148,6 +159,7 @@ pub(crate) async fn watch(State(shared): State<Shared>) -> Result<Response, ApiE
         changes: shared.directory.changes(),
         ticks,
         sent: None,
+        active: BTreeMap::new(),
         unsent: VecDeque::new(),
         _permit: permit,
         _gauge: shared.metrics.watching(),

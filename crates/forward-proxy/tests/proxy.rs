@@ -1,5 +1,12 @@
 //! The proxy over loopback sockets, with clients that write raw bytes.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that fails by a panic"
+)]
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -82,6 +82,9 @@ pub enum StartError {
 /// A probe that does not end by itself is given up this long after its timeout.
 const OVERTIME: Duration = Duration::from_secs(2);
 
+/// An interval of nothing would keep the machine busy.
+const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
     /// Known to work.
@@ -450,7 +453,7 @@ fn delay(
     now: Instant,
     rng: &mut SmallRng,
 ) -> Duration {
-    let interval = entry.target.check.interval;
+    let interval = entry.target.check.interval.max(LEAST_INTERVAL);
     if let Some(since) = entry.new_since {
         let waited = now.duration_since(since);
         let backing_off = waited.saturating_sub(config.fast_for) / 10;

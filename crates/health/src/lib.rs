@@ -8,7 +8,7 @@
 //! - `state`: thresholds and verdicts of one proxy, without I/O.
 //! - `fleet`: many proxies failing at one moment for one reason.
 //! - `transitions`: a coalescing queue for each subscriber, which cannot lose a key.
-//! - [`metrics`]: `egress_probe*`.
+//! - [`metrics`]: the series `egress_probe...`.
 
 pub mod contract;
 pub mod engine;

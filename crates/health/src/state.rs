@@ -1,5 +1,6 @@
 //! The health of one proxy: thresholds, the verdict, and when it is worth telling. No I/O, no time.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use egress_core::spec::HealthCheck;
@@ -26,7 +27,10 @@ pub(crate) struct Standing {
     verdict: Option<bool>,
     class: Option<ProbeClass>,
     message: String,
+    /// As last told.
     latency: Option<Duration>,
+    /// Latencies of the last successes since it turned healthy, at most [`RECENT`].
+    recent: VecDeque<Duration>,
     /// Classes told since it turned unhealthy: each is told once, so that two that take turns
     /// do not write for ever.
     told: Vec<ProbeClass>,
@@ -88,6 +92,7 @@ impl Standing {
         if turned {
             self.verdict = Some(true);
             self.latency = outcome.latency;
+            self.recent.clear();
             self.told.clear();
             self.others = None;
         }
@@ -98,14 +103,29 @@ impl Standing {
         if turned {
             return Change::Verdict;
         }
-        match (self.latency, outcome.latency) {
-            (Some(told), Some(now)) if !is_material(told, now) => Change::None,
-            (_, None) => Change::None,
-            (_, now) => {
-                self.latency = now;
-                Change::Latency
-            }
+        let Some(now) = outcome
+            .latency
+            .and_then(|latency| self.usual_latency(latency))
+        else {
+            return Change::None;
+        };
+        if self.latency.is_some_and(|told| !is_material(told, now)) {
+            return Change::None;
         }
+        self.latency = Some(now);
+        Change::Latency
+    }
+
+    /// The median of the last few, once there are enough: one slow probe, or a busy minute of the
+    /// operator's own machine, is no change of the proxy's and must not write to the API.
+    fn usual_latency(&mut self, latest: Duration) -> Option<Duration> {
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(latest);
+        let mut sorted: Vec<Duration> = self.recent.iter().copied().collect();
+        sorted.sort_unstable();
+        (sorted.len() == RECENT).then(|| sorted[RECENT / 2])
     }
 
     fn fail(&mut self, check: &HealthCheck, outcome: &Outcome, others: Option<String>) -> Change {
@@ -144,6 +164,9 @@ impl Standing {
         };
     }
 }
+
+/// How many latencies the usual one is taken from.
+const RECENT: usize = 5;
 
 /// More than 50 % and more than 20 ms from what was told.
 fn is_material(told: Duration, now: Duration) -> bool {
@@ -225,29 +248,46 @@ pub(crate) mod tests {
         assert_eq!(one.healthy(), Some(true));
     }
 
+    /// What is told when the latency is this for good.
+    #[track_caller]
+    fn settle(one: &mut Standing, millis: u64) -> Vec<Change> {
+        (0..RECENT)
+            .map(|_| one.apply(&check(1, 3), &good(millis), None))
+            .collect()
+    }
+
     #[test]
     fn a_latency_is_told_when_it_changed_by_half_and_by_20_ms() {
         let mut one = Standing::default();
         one.apply(&check(1, 3), &good(10), None);
-        for (millis, change) in [
-            (29, Change::None),
-            (30, Change::None),
-            (31, Change::Latency),
-            (31, Change::None),
-            (11, Change::None),
-            (10, Change::Latency),
-            (100, Change::Latency),
-            (150, Change::None),
-            (151, Change::Latency),
-            (100, Change::None),
+        for (millis, told) in [
+            (30, 10),
+            (31, 31),
+            (11, 31),
+            (10, 10),
+            (100, 100),
+            (150, 100),
+            (151, 151),
         ] {
+            let changes = settle(&mut one, millis);
+            let times = changes.iter().filter(|c| **c == Change::Latency).count();
+            assert!(times <= 1, "{millis}: {changes:?}");
+            assert_eq!(one.latency(), Some(Duration::from_millis(told)), "{millis}");
+        }
+    }
+
+    #[test]
+    fn slow_probes_now_and_then_are_not_told() {
+        let mut one = Standing::default();
+        one.apply(&check(1, 3), &good(10), None);
+        settle(&mut one, 10);
+        for millis in [400, 10, 10, 700, 10, 10, 10, 300, 300, 10, 10, 10] {
             assert_eq!(
                 one.apply(&check(1, 3), &good(millis), None),
-                change,
+                Change::None,
                 "{millis}"
             );
         }
-        assert_eq!(one.latency(), Some(Duration::from_millis(151)));
     }
 
     #[test]

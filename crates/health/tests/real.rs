@@ -1,5 +1,12 @@
 //! The real prober through real proxies, all on loopback.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that fails by a panic"
+)]
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -132,31 +139,11 @@ fn request(proxy: SocketAddr, url: &str) -> ProbeRequest {
     }
 }
 
-/// A port on which nothing listens and that nobody else can take.
-fn closed_port(at: &str) -> (SocketAddr, std::net::UdpSocket, socket_holder::Held) {
-    socket_holder::hold(at)
-}
-
-mod socket_holder {
-    use std::net::{SocketAddr, UdpSocket};
-
-    pub(crate) struct Held(#[allow(dead_code)] tokio::net::TcpSocket);
-
-    pub(crate) fn hold(at: &str) -> (SocketAddr, UdpSocket, Held) {
-        let at: SocketAddr = at.parse().unwrap();
-        let socket = if at.is_ipv4() {
-            tokio::net::TcpSocket::new_v4().unwrap()
-        } else {
-            tokio::net::TcpSocket::new_v6().unwrap()
-        };
-        socket.bind(at).unwrap();
-        let address = socket.local_addr().unwrap();
-        (
-            address,
-            UdpSocket::bind("127.0.0.1:0").unwrap(),
-            Held(socket),
-        )
-    }
+/// A port on which nothing listens and that nobody else can take while the socket lives.
+fn closed_port(at: &str) -> (SocketAddr, tokio::net::TcpSocket) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(at.parse().unwrap()).unwrap();
+    (socket.local_addr().unwrap(), socket)
 }
 
 #[track_caller]
@@ -273,7 +260,7 @@ async fn connect_names_the_target_with_port_and_one_pair_of_brackets() {
 #[tokio::test]
 async fn a_proxy_that_is_not_there_is_a_dial_failure() {
     let probe = Authority::new().probe();
-    let (closed, _udp, _held) = closed_port("127.0.0.1:0");
+    let (closed, _held) = closed_port("127.0.0.1:0");
     let outcome = probe.probe(request(closed, "https://a.example/")).await;
     assert_failed(&outcome, ProbeClass::Dial, "onnection refused");
     let named = ProbeRequest {
@@ -290,7 +277,7 @@ async fn a_proxy_that_is_not_there_is_a_dial_failure() {
 #[tokio::test]
 async fn a_proxy_that_cannot_get_out_is_unhealthy_and_its_status_is_kept() {
     let probe = Authority::new().probe();
-    let (closed, _udp, _held) = closed_port("127.0.0.1:0");
+    let (closed, _held) = closed_port("127.0.0.1:0");
     let cannot = proxy("127.0.0.1:0", |_| {}).await;
     let outcome = probe
         .probe(request(cannot, &format!("https://{closed}/")))

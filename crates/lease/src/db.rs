@@ -4,6 +4,7 @@
 //! disk (<https://sqlite.org/pragma.html#pragma_synchronous>). The connection holds the file
 //! exclusively, so that two operators never share one state directory by mistake.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +70,15 @@ const SCHEMA_1: &str = "
 /// The lease database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    #[error(
+        "cannot make the lease database {}: {source}; does the directory exist, and may this user \
+         write to it?",
+        path.display()
+    )]
+    Create {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error(
         "cannot open the lease database {}: {source}; does the directory exist, and may this user \
          write to it?",
@@ -140,6 +150,17 @@ impl Db {
                 },
             }
         };
+        // Whoever knows a lease's id can end it: for our user only. SQLite gives its other files
+        // the mode of this one.
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|source| OpenError::Create {
+                path: path.into(),
+                source,
+            })?;
         let mut connection = Connection::open(path).map_err(|source| OpenError::Open {
             path: path.into(),
             source,
@@ -188,13 +209,13 @@ impl Db {
     pub fn load(
         &mut self,
         path: &Path,
-        config: &Config,
+        config: Config,
         now: Now,
         boot: &str,
     ) -> Result<State, OpenError> {
         let mut changes = Vec::new();
         let same_boot =
-            self.read(config, now, boot, &mut changes)
+            self.read(&config, now, boot, &mut changes)
                 .map_err(|error| match error {
                     ReadError::Sqlite(source) => OpenError::Unusable {
                         path: path.into(),
@@ -215,7 +236,7 @@ impl Db {
                     source,
                 })?;
         }
-        let mut state = State::new(config.clone());
+        let mut state = State::new(config);
         for change in &changes {
             state.apply(change);
         }

@@ -142,7 +142,7 @@ impl LeaseStore for MemoryStore {
     }
 
     fn sweep(&self) -> Result<(), StoreFailure> {
-        self.run(|state, now, log| state.sweep(now, log));
+        self.run(State::sweep);
         Ok(())
     }
 

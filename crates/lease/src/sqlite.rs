@@ -149,7 +149,7 @@ impl SqliteStore {
         let path = path.as_ref();
         let time = time.into();
         let mut db = Db::open(path)?;
-        let state = db.load(path, &config, time.now(), &time.epoch())?;
+        let state = db.load(path, config, time.now(), &time.epoch())?;
         let shared = Arc::new(Shared {
             published: RwLock::new(state.index.clone()),
             core: Mutex::new(Core {

@@ -59,10 +59,6 @@ pub trait Provider: Send + Sync + 'static {
     ) -> Result<Vec<String>, ProviderError> {
         Ok(Vec::new())
     }
-
-    /// Called once when the program ends, after the last other call: connections are closed, and
-    /// what is configured to end with the operator is ended. Wrappers pass it on.
-    async fn shutdown(&self) {}
 }
 
 /// What an instance is to be made from.

@@ -107,6 +107,18 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// One look at it: false when a delete is through.
+    fn is_still_there(&mut self) -> bool {
+        match &mut self.going {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => true,
+        }
+    }
+
     /// A delete was accepted and the machine is on its way out.
     pub fn is_going(&self) -> bool {
         self.going.is_some()
@@ -573,17 +585,7 @@ impl Provider for FakeProvider {
         let shown = {
             let mut inner = self.world.lock();
             self.key_of(&inner, id).and_then(|key| {
-                let gone = match inner.machines.get_mut(&key) {
-                    Some(Machine { going: Some(0), .. }) => true,
-                    Some(Machine {
-                        going: Some(left), ..
-                    }) => {
-                        *left -= 1;
-                        false
-                    }
-                    _ => false,
-                };
-                if gone {
+                if !inner.machines.get_mut(&key)?.is_still_there() {
                     inner.machines.remove(&key);
                 }
                 let machine = inner.machines.get_mut(&key)?;
@@ -627,14 +629,19 @@ impl Provider for FakeProvider {
 
     async fn list(&self) -> Result<Vec<Instance>, ProviderError> {
         let fault = self.enter(Operation::List).await?;
-        let all = self
-            .world
-            .lock()
-            .machines
-            .values()
-            .filter(|m| m.provider == self.name && m.installation == self.installation)
-            .map(|m| self.show(m))
-            .collect();
+        let all = {
+            let mut inner = self.world.lock();
+            // A list is a look at each: what is on its way out goes on going.
+            inner.machines.retain(|_, m| {
+                m.provider != self.name || m.installation != self.installation || m.is_still_there()
+            });
+            inner
+                .machines
+                .values()
+                .filter(|m| m.provider == self.name && m.installation == self.installation)
+                .map(|m| self.show(m))
+                .collect()
+        };
         self.leave(Operation::List, fault, all).await
     }
 

@@ -1,6 +1,11 @@
 //! Each row of the reference.
 
+use egress_core::target::Target;
 use egress_core::{Phase, Uid};
+use egress_lease::{
+    AcquireError, AcquireRequest, Acquired, Lease, LeaseId, RenewError, Report, ReportError,
+    StoreFailure,
+};
 use serde_json::json;
 
 use super::*;
@@ -458,6 +463,108 @@ async fn no_lease_is_left_of_a_proxy_deleted_meanwhile() {
     let reply = exchange(io, request(Method::POST, "/v1/leases", Some("{}"))).await;
     reply.refused(409, "no_match");
     assert_eq!(world.store.active(), BTreeMap::new());
+}
+
+/// A store whose grants wait for the test.
+struct Gated {
+    store: Arc<MemoryStore>,
+    entered: tokio::sync::mpsc::UnboundedSender<()>,
+    gate: Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl LeaseStore for Gated {
+    fn acquire(
+        &self,
+        request: &AcquireRequest,
+        candidates: &[ProxyRecord],
+    ) -> Result<Acquired, AcquireError> {
+        self.entered.send(()).unwrap();
+        // Held until the grant: who waits longer is granted later.
+        let gate = self.gate.lock().unwrap();
+        gate.recv().unwrap();
+        self.store.acquire(request, candidates)
+    }
+    fn get(&self, id: &LeaseId) -> Option<Lease> {
+        self.store.get(id)
+    }
+    fn renew(&self, id: &LeaseId, ttl: Duration) -> Result<Lease, RenewError> {
+        self.store.renew(id, ttl)
+    }
+    fn release(&self, id: &LeaseId) -> Result<(), StoreFailure> {
+        self.store.release(id)?;
+        self.entered.send(()).unwrap();
+        Ok(())
+    }
+    fn report(&self, id: &LeaseId, report: Report, of: Option<Target>) -> Result<(), ReportError> {
+        self.store.report(id, report, of)
+    }
+    fn end_for(&self, uid: &Uid) -> Result<usize, StoreFailure> {
+        self.store.end_for(uid)
+    }
+    fn active(&self) -> BTreeMap<Uid, usize> {
+        self.store.active()
+    }
+    fn sweep(&self) -> Result<(), StoreFailure> {
+        self.store.sweep()
+    }
+    fn close(&self) {
+        self.store.close();
+    }
+}
+
+/// A client that goes away while its lease is being granted leaves none behind, unless it gave a
+/// key to come back with.
+#[tokio::test]
+async fn a_lease_that_nobody_hears_of_is_released() {
+    let world = World::start().await;
+    world.directory.put(proxy("p1", 9));
+    let (entered, mut events) = tokio::sync::mpsc::unbounded_channel();
+    let (open, gate) = std::sync::mpsc::channel();
+    let mut config = loopback();
+    // The second connection is served when the first is over, its request included.
+    config.limits.max_connections = 1;
+    let deps = Deps {
+        directory: world.directory.clone(),
+        leases: Arc::new(Gated {
+            store: world.store.clone(),
+            entered,
+            gate: Mutex::new(gate),
+        }),
+        default_ttl: Duration::from_secs(300),
+        metrics: Metrics::default(),
+        cancel: world.cancel.clone(),
+    };
+    let router = router(&config, deps).unwrap();
+    let bound = bind(&config).await.unwrap();
+    let address = bound.local_addr().unwrap();
+    tokio::spawn(serve(bound, router, world.cancel.clone()));
+    let connect = async || TcpStream::connect(address).await.unwrap();
+    for (key, left) in [("", 0), ("idempotency-key: k\r\n", 1)] {
+        let mut io = connect().await;
+        let head = format!("POST /v1/leases HTTP/1.1\r\nhost: x\r\n{key}\r\n");
+        tokio::io::AsyncWriteExt::write_all(&mut io, head.as_bytes())
+            .await
+            .unwrap();
+        events.recv().await.unwrap();
+        drop(io);
+        let reply = exchange(connect().await, request(Method::GET, "/healthz", None)).await;
+        assert_eq!(reply.body, "ok");
+        open.send(()).unwrap();
+        if left == 0 {
+            tokio::time::timeout(PATIENCE, events.recv())
+                .await
+                .expect("it was not released");
+            assert_eq!(world.store.active().values().sum::<usize>(), left);
+        }
+    }
+    // The retry finds what the first try got.
+    open.send(()).unwrap();
+    let mut again = request(Method::POST, "/v1/leases", Some("{}"));
+    let key = again.headers_mut();
+    key.insert("idempotency-key", "k".parse().unwrap());
+    let reply = exchange(connect().await, again).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(world.store.active().values().sum::<usize>(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -359,6 +359,18 @@ fn the_database_is_taken_by_one_process_at_a_time() {
 }
 
 #[test]
+fn the_database_is_for_our_user_only() {
+    let fixture = Fixture::new();
+    let store = fixture.open();
+    granted(store.acquire(&request(), &[proxy("a", 1)]));
+    for name in ["leases.db", "leases.db-wal"] {
+        let of = std::fs::metadata(fixture.path().with_file_name(name)).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&of.permissions());
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
 fn what_is_no_lease_database_is_left_alone_with_a_sentence() {
     let open = |path: &Path| {
         SqliteStore::open(path, Config::default(), ManualTime::default().time())
@@ -369,7 +381,7 @@ fn what_is_no_lease_database_is_left_alone_with_a_sentence() {
     let path = fixture.path();
 
     let error = open(&path.join("missing/leases.db"));
-    assert!(matches!(error, OpenError::Open { .. }), "{error}");
+    assert!(matches!(error, OpenError::Create { .. }), "{error}");
 
     std::fs::write(
         &path,
