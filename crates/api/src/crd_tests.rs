@@ -1,5 +1,10 @@
 //! The generated CRD: its shape, and each rule with what it accepts and what it refuses.
 
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "json!() literals read better without a borrow"
+)]
+
 use kube::core::cel::Validator;
 use serde_json::{Value, json};
 

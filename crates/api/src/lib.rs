@@ -4,6 +4,11 @@
 //! (`cargo xtask generate`), and a test fails when the two differ. [`validate()`] turns a raw object
 //! into what the rest of the program works with.
 
+#![allow(
+    clippy::duplicated_attributes,
+    reason = "printer columns share their types and priorities"
+)]
+
 mod conditions;
 mod validate;
 

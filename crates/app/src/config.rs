@@ -166,8 +166,7 @@ pub fn address(flag: &str, text: &str, faults: &mut Vec<String>) -> SocketAddr {
 }
 
 fn certificates(path: &PathBuf, faults: &mut Vec<String>) -> Vec<CertificateDer<'static>> {
-    let read =
-        CertificateDer::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>());
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
         Ok(found) if !found.is_empty() => found,
         Ok(_) => {

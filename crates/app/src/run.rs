@@ -231,9 +231,10 @@ impl App {
                 ..egress_health::Config::default()
             },
             egress_health::Metrics::register(&mut registry),
-            cancel.clone(),
+            // It outlives the reconciler too, which listens to it.
+            api_cancel.clone(),
         )?;
-        parts.work("the prober", async move { Ok(engine.await?) });
+        parts.api("the prober", async move { Ok(engine.await?) });
 
         let reconciler = Reconciler::new(
             egress_reconcile::Config {

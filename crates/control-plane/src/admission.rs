@@ -28,6 +28,19 @@ pub(crate) fn type_meta(kind: &Kind, object: &mut Value) -> ApiResult<()> {
             "the API version in the data ({version}) does not match the expected API version ({api_version})"
         )));
     }
+    if kind.custom && !name.is_empty() && name != kind.kind {
+        let object_name = map["metadata"]["name"].as_str().unwrap_or_default();
+        return Err(ApiError::invalid(
+            &kind.group,
+            &name,
+            object_name,
+            &[FieldError::invalid(
+                "kind",
+                name.as_str(),
+                format!("must be {}", kind.kind),
+            )],
+        ));
+    }
     if !name.is_empty() && name != kind.kind {
         return Err(ApiError::bad_request(format!(
             "the object provided is unrecognized (must be of type {}): kind is {name:?}",
@@ -39,6 +52,41 @@ pub(crate) fn type_meta(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
+/// An object of a custom kind says what it is; of built-in kinds the path says it.
+pub(crate) fn check_kind(kind: &Kind, object: &Value, bytes: &[u8]) -> ApiResult<()> {
+    let missing = |field: &str| object[field].as_str().unwrap_or_default().is_empty();
+    if !kind.custom {
+        return Ok(());
+    }
+    if missing("kind") {
+        let text = if bytes.first() == Some(&b'{') {
+            String::from_utf8_lossy(bytes).into_owned()
+        } else {
+            object.to_string()
+        };
+        return Err(unrecognized(
+            kind,
+            &format!("Object 'Kind' is missing in '{text}'"),
+            bytes,
+        ));
+    }
+    if missing("apiVersion") {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data () does not match the expected API version ({})",
+            kind.api_version()
+        )));
+    }
+    Ok(())
+}
+
+pub(crate) fn unrecognized(kind: &Kind, because: &str, bytes: &[u8]) -> ApiError {
+    ApiError::bad_request(format!(
+        "the object provided is unrecognized (must be of type {}): {because} ({})",
+        kind.kind,
+        crate::decode::summary(bytes)
+    ))
+}
+
 /// Removes what the schema does not know. What that was is refused, told as warnings, or ignored.
 /// The warnings come back.
 pub(crate) fn shape(
@@ -48,15 +96,26 @@ pub(crate) fn shape(
     validation: FieldValidation,
     patched: bool,
 ) -> ApiResult<Vec<String>> {
+    let found = crate::schema::type_name(&object["metadata"]);
+    if !matches!(found, "object" | "null") {
+        let found = if matches!(found, "integer" | "boolean") {
+            found
+                .replace("integer", "number")
+                .replace("boolean", "bool")
+        } else {
+            found.to_owned()
+        };
+        return Err(cannot_be_handled(
+            kind,
+            &format!("json: cannot unmarshal {found} into Go value of type v1.ObjectMeta"),
+        ));
+    }
     let (unknown_metadata, faults) = meta::normalize(object);
     if let Some(fault) = faults.first() {
         return Err(cannot_be_handled(kind, &format!("json: {fault}")));
     }
     let schema = kind.schema();
-    let mut strict: Vec<String> = duplicates
-        .iter()
-        .map(|path| format!("duplicate field {path:?}"))
-        .collect();
+    let mut strict: Vec<String> = duplicates.to_vec();
     strict.extend(
         schema
             .prune(object, true)
@@ -82,7 +141,12 @@ pub(crate) fn shape(
         FieldValidation::Ignore => Ok(Vec::new()),
         FieldValidation::Warn => Ok(strict),
         FieldValidation::Strict => {
-            let text = format!("strict decoding error: {}", strict.join(", "));
+            let yaml = if strict.first().is_some_and(|s| s.starts_with("line ")) {
+                "yaml: unmarshal errors:\n  "
+            } else {
+                ""
+            };
+            let text = format!("strict decoding error: {yaml}{}", strict.join(", "));
             Err(if patched {
                 ApiError::invalid(
                     "",
@@ -128,16 +192,19 @@ pub(crate) fn fill_defaults(kind: &Kind, object: &mut Value) {
     }
 }
 
-/// All rules beside those of metadata; the second list is warnings: rules that an unchanged value
-/// has broken all along.
+/// All rules beside those of metadata, whose faults are given and lead the list; the second list is
+/// warnings: rules that an unchanged value has broken all along.
 pub(crate) fn validate(
     kind: &Kind,
     object: &Value,
     old: Option<&Value>,
+    mut faults: Vec<FieldError>,
 ) -> (Vec<FieldError>, Vec<String>) {
     let schema = kind.schema();
-    let mut faults = Vec::new();
     let mut warnings = Vec::new();
+    if kind.custom {
+        warnings.extend(meta::finalizer_warnings(object, old));
+    }
     faults.extend((kind.strategy.validate)(object, old));
     if !kind.custom {
         faults.extend(

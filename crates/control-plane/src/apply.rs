@@ -32,6 +32,40 @@ pub(crate) fn check(applied: &Value) -> ApiResult<()> {
     Ok(())
 }
 
+/// What is applied must have the type of the kind: what the schema does not know could not be managed,
+/// and an item that comes twice would have no key.
+pub(crate) fn check_typed(kind: &Kind, applied: &Value, namespace: &str) -> ApiResult<()> {
+    let schema = kind.schema();
+    let mut whole = applied.clone();
+    let mut problems: Vec<String> = schema
+        .prune(&mut whole, true)
+        .into_iter()
+        .map(|path| format!(".{path}: field not declared in schema"))
+        .collect();
+    for fault in schema.duplicates(applied, "") {
+        if let (Some((list, _)), Some(Value::Object(key))) =
+            (fault.field.rsplit_once('['), &fault.value)
+        {
+            let shown: Vec<String> = key.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            problems.push(format!(
+                ".{list}: duplicate entries for key [{}]",
+                shown.join(",")
+            ));
+        }
+    }
+    let all = match problems.as_slice() {
+        [] => return Ok(()),
+        [one] => one.clone(),
+        many => format!("errors:\n  {}", many.join("\n  ")),
+    };
+    Err(ApiError::untyped(format!(
+        "failed to create typed patch object ({namespace}/{}; {}, Kind={}): {all}",
+        meta::name(applied),
+        kind.api_version(),
+        kind.kind
+    )))
+}
+
 /// The live object (or `{}`) with what is applied, `managedFields` included.
 pub(crate) fn merge(
     kind: &Kind,

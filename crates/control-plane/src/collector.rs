@@ -366,7 +366,8 @@ async fn change(server: &Server, key: &Key, edit: impl Fn(&mut Value) -> bool) -
         let write = Write {
             key: key.clone(),
             expect: Expect::Revision(record.revision),
-            object,
+            // Who watches sees the object that goes as it was.
+            object: if gone { old } else { object },
             delete: gone,
             guard: None,
         };

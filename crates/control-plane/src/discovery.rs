@@ -173,9 +173,21 @@ fn of<'a>(server: &'a Server, group: &'a str, version: &'a str) -> impl Iterator
         .filter(move |k| k.group == group && k.version == version)
 }
 
+/// The same in the order in which kube-apiserver lists those of custom resources.
+const CUSTOM_VERBS: &[&str] = &[
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "create",
+    "update",
+    "watch",
+];
+
 fn verbs(kind: &Kind) -> Vec<&'static str> {
-    VERBS
-        .iter()
+    let all = if kind.custom { CUSTOM_VERBS } else { VERBS };
+    all.iter()
         .copied()
         .filter(|v| *v != "deletecollection" || kind.namespaced || kind.custom)
         .collect()
@@ -194,7 +206,7 @@ fn aggregated(server: &Server, core: bool) -> Value {
             let resources: Vec<Value> = of(server, group, version)
                 .map(aggregated_resource)
                 .collect();
-            let mut metadata = json!({"creationTimestamp": null});
+            let mut metadata = json!({});
             if !group.is_empty() {
                 metadata["name"] = group.as_str().into();
             }

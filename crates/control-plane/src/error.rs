@@ -24,6 +24,8 @@ pub(crate) struct ApiError {
     pub details: Option<Box<Value>>,
     /// Only for 410 of a paged list: the token with which the client may go on.
     pub continue_token: Option<String>,
+    /// `Warning` headers that go with the refusal.
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for ApiError {
@@ -42,7 +44,29 @@ impl ApiError {
             message: message.into(),
             details: None,
             continue_token: None,
+            warnings: Vec::new(),
         }
+    }
+
+    /// What was noticed before the request was refused.
+    pub fn with_warnings(mut self, warnings: &[String]) -> Self {
+        self.warnings.extend_from_slice(warnings);
+        self
+    }
+
+    /// A fault that kube-apiserver lets through untyped: code 500 and no reason.
+    pub fn untyped(message: impl Into<String>) -> Self {
+        Self::new(500, "", message)
+    }
+
+    /// A JSON patch that cannot be carried out; kube-apiserver does not say why.
+    pub fn rejected() -> Self {
+        Self::new(
+            422,
+            "Invalid",
+            "the server rejected our request due to an error in our request",
+        )
+        .with_details(json!({}))
     }
 
     fn with_details(mut self, details: Value) -> Self {
@@ -111,6 +135,15 @@ impl ApiError {
             406,
             "NotAcceptable",
             format!("only the following media types are accepted: {accepted}"),
+        )
+    }
+
+    /// The metadata of one object was asked for, of a list.
+    pub fn not_acceptable_list() -> Self {
+        Self::new(
+            406,
+            "NotAcceptable",
+            "you requested PartialObjectMetadata, but the requested object is a list (*unstructured.UnstructuredList)",
         )
     }
 
@@ -189,6 +222,24 @@ impl ApiError {
             );
         }
         error
+    }
+
+    /// A precondition of a delete does not hold; kube-apiserver names the kind here, and not the
+    /// resource.
+    pub fn precondition(kind: &Kind, name: &str, because: impl fmt::Display) -> Self {
+        let qualified = if kind.group.is_empty() {
+            kind.kind.clone()
+        } else {
+            format!("{}.{}", kind.kind, kind.group)
+        };
+        let mut details = group_kind(&kind.group, &kind.kind);
+        details["name"] = json!(name);
+        Self::new(
+            409,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {qualified} \"{name}\": {because}"),
+        )
+        .with_details(details)
     }
 
     /// The object breaks its schema, its rules or the rules of metadata.
@@ -283,6 +334,9 @@ impl ApiError {
             "reason": self.reason,
             "code": self.code,
         });
+        if let (true, Value::Object(map)) = (self.reason.is_empty(), &mut status) {
+            map.remove("reason");
+        }
         if let (Some(details), Value::Object(map)) = (&self.details, &mut status) {
             map.insert("details".to_owned(), (**details).clone());
         }
@@ -293,27 +347,50 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let code = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        if self.code >= 500 && self.code != 504 {
+        // Those without a reason are the client's fault, whatever their code says.
+        if self.code >= 500 && self.code != 504 && !self.reason.is_empty() {
             tracing::error!(
                 code = self.code,
                 "control plane request failed: {}",
                 self.message
             );
         }
-        (
+        let mut response = (
             code,
             [
                 (http::header::CONTENT_TYPE, "application/json"),
                 (http::header::CACHE_CONTROL, "no-cache, private"),
             ],
-            self.status().to_string(),
+            format!("{}\n", self.status()),
         )
-            .into_response()
+            .into_response();
+        warn(&mut response, &self.warnings);
+        let wait = self
+            .details
+            .as_deref()
+            .and_then(|d| d["retryAfterSeconds"].as_u64());
+        if let Some(seconds) = wait {
+            response
+                .headers_mut()
+                .insert(http::header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}
+
+/// Adds `Warning` headers.
+pub(crate) fn warn(response: &mut Response, warnings: &[String]) {
+    for warning in warnings {
+        if let Ok(value) = http::HeaderValue::from_str(&format!("299 - {warning:?}")) {
+            response.headers_mut().append(http::header::WARNING, value);
+        }
     }
 }
 
 fn group_kind(group: &str, kind: &str) -> Value {
-    if group.is_empty() {
+    if group.is_empty() && kind.is_empty() {
+        json!({})
+    } else if group.is_empty() {
         json!({"kind": kind})
     } else {
         json!({"group": group, "kind": kind})

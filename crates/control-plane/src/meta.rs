@@ -95,7 +95,12 @@ pub(crate) fn normalize(object: &mut Value) -> (Vec<String>, Vec<FieldError>) {
     if let Value::Object(map) = &mut value {
         map.retain(|_, v| !is_empty(v));
     }
-    let faults = schema.validate(&value, None, "metadata");
+    let mut faults = schema.validate(&value, None, "metadata");
+    // An absent field is an empty one, which the rules of owners refuse in their own words.
+    faults.retain(|f| {
+        !(f.kind == crate::error::Fault::Required
+            && f.field.starts_with("metadata.ownerReferences"))
+    });
     object["metadata"] = value;
     (unknown, faults)
 }
@@ -295,22 +300,96 @@ fn common(object: &Value) -> Vec<FieldError> {
             format!("may not be more than {MAX_ANNOTATIONS} bytes"),
         ));
     }
-    for (index, owner) in metadata["ownerReferences"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .enumerate()
-    {
-        for field in ["apiVersion", "kind", "name", "uid"] {
-            if owner[field].as_str().unwrap_or_default().is_empty() {
-                faults.push(FieldError::required(
-                    format!("metadata.ownerReferences[{index}].{field}"),
+    faults.extend(owner_faults(&metadata["ownerReferences"]));
+    faults
+}
+
+/// The rules of ownerReferences (`k8s.io/apimachinery/pkg/api/validation`), which name no index.
+fn owner_faults(owners: &Value) -> Vec<FieldError> {
+    let mut faults = Vec::new();
+    let mut controller: Option<String> = None;
+    for owner in owners.as_array().into_iter().flatten() {
+        let text = |field: &str| owner[field].as_str().unwrap_or_default();
+        let version = match text("apiVersion").split('/').collect::<Vec<_>>()[..] {
+            [version] | [_, version] => version,
+            _ => "",
+        };
+        if version.is_empty() {
+            faults.push(FieldError::invalid(
+                "metadata.ownerReferences.apiVersion",
+                text("apiVersion"),
+                "version must not be empty",
+            ));
+        }
+        for field in ["kind", "name", "uid"] {
+            if text(field).is_empty() {
+                faults.push(FieldError::invalid(
+                    format!("metadata.ownerReferences.{field}"),
+                    "",
                     "must not be empty",
                 ));
             }
         }
+        if text("apiVersion") == "v1" && text("kind") == "Event" {
+            faults.push(FieldError::invalid(
+                "metadata.ownerReferences",
+                owner.clone(),
+                "/v1, Kind=Event is disallowed from being an owner",
+            ));
+        }
+        if owner["controller"] == true {
+            let own = format!("{}/{}", text("kind"), text("name"));
+            if let Some(first) = &controller {
+                faults.push(FieldError::invalid(
+                    "metadata.ownerReferences",
+                    owners.clone(),
+                    format!(
+                        "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {own}"
+                    ),
+                ));
+            } else {
+                controller = Some(own);
+            }
+        }
     }
     faults
+}
+
+/// Drops owners that are given more than once; what to warn of.
+pub(crate) fn drop_repeated_owners(object: &mut Value) -> Option<String> {
+    let Some(Value::Array(owners)) = metadata(object).get_mut("ownerReferences") else {
+        return None;
+    };
+    let mut kept: Vec<Value> = Vec::with_capacity(owners.len());
+    let mut repeated: Vec<String> = Vec::new();
+    for owner in std::mem::take(owners) {
+        if kept.contains(&owner) {
+            repeated.push(owner["uid"].as_str().unwrap_or_default().to_owned());
+        } else {
+            kept.push(owner);
+        }
+    }
+    *owners = kept;
+    (!repeated.is_empty()).then(|| {
+        format!(
+            ".metadata.ownerReferences contains duplicate entries; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: {}",
+            repeated.join(", ")
+        )
+    })
+}
+
+/// New finalizers without a domain may be somebody else's too.
+pub(crate) fn finalizer_warnings(object: &Value, old: Option<&Value>) -> Vec<String> {
+    let before = old.map(finalizers).unwrap_or_default();
+    finalizers(object)
+        .into_iter()
+        .filter(|f| !f.contains('/') && ![FOREGROUND, ORPHAN].contains(f) && !before.contains(f))
+        .map(|f| {
+            format!(
+                "metadata.finalizers: {f:?}: prefer a domain-qualified finalizer name to avoid accidental conflicts with other finalizer writers"
+            )
+        })
+        .collect()
 }
 
 fn finalizer_faults(object: &Value) -> Vec<FieldError> {

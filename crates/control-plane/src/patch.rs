@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, ApiResult, FieldError};
+use crate::decode::{self, Body};
+use crate::error::{ApiError, ApiResult};
 use crate::schema::Schema;
 
 pub(crate) const JSON_PATCH: &str = "application/json-patch+json";
@@ -24,28 +25,12 @@ pub(crate) enum Patch {
 impl Patch {
     pub fn apply(&self, object: &mut Value, schema: &Schema) -> ApiResult<()> {
         match self {
-            Self::Json(patch) => json_patch::patch(object, patch).map_err(|e| {
-                if matches!(e.kind, json_patch::PatchErrorKind::TestFailed) {
-                    ApiError::invalid(
-                        "",
-                        "",
-                        "",
-                        &[FieldError::invalid(
-                            "patch",
-                            "",
-                            format!("testing path {} failed", e.path),
-                        )],
-                    )
-                } else {
-                    ApiError::new(
-                        422,
-                        "Invalid",
-                        format!(
-                            "the server rejected our request due to an error in our request: {e}"
-                        ),
-                    )
+            Self::Json(patch) => {
+                for operation in &patch.0 {
+                    step(object, operation)?;
                 }
-            }),
+                Ok(())
+            }
             Self::Merge(patch) => {
                 merge(object, patch);
                 Ok(())
@@ -57,8 +42,13 @@ impl Patch {
 
 /// Decodes a JSON patch.
 pub(crate) fn json(bytes: &[u8]) -> ApiResult<Patch> {
-    let patch: json_patch::Patch = serde_json::from_slice(bytes)
-        .map_err(|e| ApiError::bad_request(format!("error decoding patch: {e}")))?;
+    let patch: json_patch::Patch = serde_json::from_slice(bytes).map_err(|e| {
+        let text = e.to_string();
+        if text.starts_with("unknown variant") {
+            return ApiError::rejected();
+        }
+        ApiError::bad_request(format!("error decoding patch: {text}"))
+    })?;
     if patch.0.len() > MAX_OPERATIONS {
         return Err(ApiError::new(
             413,
@@ -70,6 +60,48 @@ pub(crate) fn json(bytes: &[u8]) -> ApiResult<Patch> {
         ));
     }
     Ok(Patch::Json(patch))
+}
+
+/// Decodes a merge patch, which is an object.
+pub(crate) fn document(bytes: &[u8]) -> ApiResult<Body> {
+    let body = decode::json(bytes).map_err(|e| {
+        let text = e.message.rsplit_once("json parse error: ");
+        ApiError::bad_request(format!(
+            "error decoding patch: {}",
+            text.map_or(e.message.as_str(), |(_, text)| text)
+        ))
+    })?;
+    let found = match &body.value {
+        Value::Object(_) => return Ok(body),
+        Value::Null => return Err(ApiError::bad_request("Invalid JSON Patch")),
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+    };
+    Err(ApiError::bad_request(format!(
+        "error decoding patch: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+    )))
+}
+
+/// One operation. `replace` of a key that is not there sets it, where there is an object to hold it:
+/// kube-apiserver's library does the same.
+fn step(object: &mut Value, operation: &json_patch::PatchOperation) -> ApiResult<()> {
+    let mut operation = operation.clone();
+    if let json_patch::PatchOperation::Replace(replace) = &operation {
+        let path = replace.path.as_str();
+        let held = path
+            .rsplit_once('/')
+            .and_then(|(parent, _)| object.pointer(parent))
+            .is_some_and(Value::is_object);
+        if held && object.pointer(path).is_none() {
+            operation = json_patch::PatchOperation::Add(json_patch::AddOperation {
+                path: replace.path.clone(),
+                value: replace.value.clone(),
+            });
+        }
+    }
+    json_patch::patch(object, &[operation]).map_err(|_| ApiError::rejected())
 }
 
 /// RFC 7386.

@@ -96,16 +96,15 @@ impl Query {
         )
     }
 
+    /// A number; None when it is not given or below zero, which says nothing.
     pub fn number(&self, name: &str) -> ApiResult<Option<u64>> {
-        self.get(name)
-            .map(|v| {
-                v.parse().map_err(|_| {
-                    ApiError::bad_request(format!(
-                        "strconv.ParseInt: parsing {v:?}: invalid syntax (parameter {name})"
-                    ))
-                })
-            })
-            .transpose()
+        let Some(v) = self.get(name) else {
+            return Ok(None);
+        };
+        let number: i64 = v.parse().map_err(|_| {
+            ApiError::bad_request(format!("strconv.ParseInt: parsing {v:?}: invalid syntax"))
+        })?;
+        Ok(u64::try_from(number).ok())
     }
 
     /// A resourceVersion: None when not given, Some(0) for "any".
@@ -113,7 +112,7 @@ impl Query {
         self.get("resourceVersion")
             .map(|v| {
                 v.parse().map_err(|_| {
-                    ApiError::bad_request(format!("Invalid value: {v:?}: strconv.ParseUint: parsing {v:?}: invalid syntax: resourceVersion"))
+                    ApiError::bad_request(format!("resourceVersion: Invalid value: {v:?}: strconv.ParseUint: parsing {v:?}: invalid syntax"))
                 })
             })
             .transpose()
@@ -151,9 +150,44 @@ impl Query {
                     "fieldValidation",
                     Fault::NotSupported,
                     Some(other.into()),
-                    "supported values: \"Ignore\", \"Strict\", \"Warn\"",
+                    "supported values: \"\", \"Ignore\", \"Strict\", \"Warn\"",
                 )],
             )),
+        }
+    }
+
+    /// `fieldManager` has a most, and `force` is for apply alone.
+    pub fn check_write(&self, options: &'static str, apply: bool) -> ApiResult<()> {
+        let mut faults = Vec::new();
+        if options == "PatchOptions" && !apply && self.get("force").is_some() {
+            faults.push(FieldError::forbidden(
+                "force",
+                "may not be specified for non-apply patch",
+            ));
+        }
+        if self.get("fieldManager").is_some_and(|m| m.len() > 128) {
+            faults.push(FieldError::new(
+                "fieldManager",
+                Fault::TooLong,
+                None,
+                "may not be more than 128 bytes",
+            ));
+        }
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(ApiError::invalid("meta.k8s.io", options, "", &faults))
+        }
+    }
+
+    /// A table holds what `includeObject` says, and it must say something known.
+    pub fn check_include(&self, form: Form) -> ApiResult<()> {
+        match self.get("includeObject") {
+            None | Some("None" | "Object" | "Metadata") => Ok(()),
+            Some(other) if form == Form::Table => Err(ApiError::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
+            ))),
+            Some(_) => Ok(()),
         }
     }
 
@@ -185,6 +219,8 @@ pub(crate) enum Encoding {
 pub(crate) struct Answer {
     pub form: Form,
     pub encoding: Encoding,
+    /// The metadata of one object, and not of a list, was asked for.
+    pub single: bool,
 }
 
 /// Takes the first acceptable media type of `Accept`, as kube-apiserver does.
@@ -192,6 +228,7 @@ pub(crate) fn negotiate(headers: &HeaderMap) -> ApiResult<Answer> {
     let plain = Answer {
         form: Form::Object,
         encoding: Encoding::Json,
+        single: false,
     };
     let Some(accept) = headers.get(ACCEPT).and_then(|v| v.to_str().ok()) else {
         return Ok(plain);
@@ -199,7 +236,7 @@ pub(crate) fn negotiate(headers: &HeaderMap) -> ApiResult<Answer> {
     if accept.trim().is_empty() {
         return Ok(plain);
     }
-    for range in accept.split(',') {
+    for range in by_quality(accept) {
         let mut parts = range.split(';').map(str::trim);
         let encoding = match parts.next() {
             Some("application/json" | "*/*" | "application/*") => Encoding::Json,
@@ -217,9 +254,28 @@ pub(crate) fn negotiate(headers: &HeaderMap) -> ApiResult<Answer> {
             }
             Some(_) => continue,
         };
-        return Ok(Answer { form, encoding });
+        let single = parameters.get("as") == Some(&"PartialObjectMetadata");
+        return Ok(Answer {
+            form,
+            encoding,
+            single,
+        });
     }
     Err(ApiError::not_acceptable(crate::decode::ACCEPTED))
+}
+
+/// The media ranges, the most wanted first; equals stay in their order.
+fn by_quality(accept: &str) -> Vec<&str> {
+    let quality = |range: &str| {
+        range
+            .split(';')
+            .find_map(|p| p.trim().strip_prefix("q="))
+            .and_then(|q| q.parse::<f32>().ok())
+            .unwrap_or(1.0)
+    };
+    let mut ranges: Vec<&str> = accept.split(',').collect();
+    ranges.sort_by(|a, b| quality(b).total_cmp(&quality(a)));
+    ranges
 }
 
 /// Who writes: the `fieldManager` parameter, or the first part of the user agent.
@@ -288,5 +344,7 @@ mod tests {
             406
         );
         assert_eq!(form("application/yaml").unwrap().encoding, Encoding::Yaml);
+        let less = "application/yaml;q=0.1, application/json;q=0.9";
+        assert_eq!(form(less).unwrap().encoding, Encoding::Json);
     }
 }

@@ -1039,7 +1039,7 @@ async fn bodies_and_answers_have_the_forms_that_were_asked_for() {
         (
             "POST",
             "/apis/crawl.example.com/v1alpha1/namespaces/default/proxies/a",
-            405,
+            400,
         ),
         ("DELETE", "/api/v1/namespaces", 405),
         ("POST", "/version", 405),
@@ -1075,7 +1075,8 @@ async fn bodies_and_answers_have_the_forms_that_were_asked_for() {
             .unwrap();
         let (found, _, body) = raw(&plane, request).await;
         assert_eq!(found, code, "{method} {path}: {body}");
-        if code >= 400 {
+        // What is not routed at all has no Status, as in a cluster.
+        if code >= 400 && body != "404 page not found\n" {
             let status: Value = serde_json::from_str(&body).unwrap();
             assert_eq!(
                 (&status["kind"], &status["code"]),

@@ -361,7 +361,7 @@ async fn wait_follows_a_condition() {
     });
     assert!(said.ok && said.stdout.contains("condition met"), "{said:?}");
     let late = c
-        .run(&["wait", "--for=delete", "px/one", "--timeout=100ms"])
+        .run(&["wait", "--for=delete", "px/one", "--timeout=2s"])
         .await;
     assert!(!late.ok && late.stderr.contains("timed out"), "{late:?}");
     c.stop().await;

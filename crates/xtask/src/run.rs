@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -44,6 +45,86 @@ pub fn build(release: bool) -> Result<PathBuf> {
     Ok(target_dir().join(if release { "release" } else { "debug" }))
 }
 
+/// A test program that cargo built.
+#[derive(Debug, Clone)]
+pub struct TestProgram {
+    pub package: String,
+    pub target: String,
+    /// An integration test (a file under tests/), not the unit tests of a library or program.
+    pub integration: bool,
+    executable: PathBuf,
+    package_dir: PathBuf,
+}
+
+impl TestProgram {
+    /// A command that runs it as cargo would.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command
+            .current_dir(&self.package_dir)
+            .env("CARGO_MANIFEST_DIR", &self.package_dir)
+            .env("CARGO_PKG_NAME", &self.package)
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::null());
+        command
+    }
+}
+
+/// Builds all tests at once (so that every package is built with the same features) and names them.
+pub fn build_tests(units_only: bool) -> Result<Vec<TestProgram>> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--locked", "--no-run"]);
+    command.arg("--message-format=json-render-diagnostics");
+    if units_only {
+        command.args(["--lib", "--bins"]);
+    }
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("the tests do not build: see the compiler's messages above");
+    }
+    let mut found = Vec::new();
+    for line in output.stdout.split(|b| *b == b'\n') {
+        let Ok(message) = serde_json::from_slice::<serde_json::Value>(line) else {
+            continue;
+        };
+        let Some(executable) = message["executable"].as_str() else {
+            continue;
+        };
+        if message["profile"]["test"] != true {
+            continue;
+        }
+        let manifest = PathBuf::from(message["manifest_path"].as_str().unwrap_or_default());
+        let Some(package_dir) = manifest.parent() else {
+            continue;
+        };
+        found.push(TestProgram {
+            package: package_name(message["package_id"].as_str().unwrap_or_default()),
+            target: message["target"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            integration: message["target"]["kind"][0] == "test",
+            executable: executable.into(),
+            package_dir: package_dir.to_owned(),
+        });
+    }
+    found.sort_by(|a, b| (&a.package, &a.target).cmp(&(&b.package, &b.target)));
+    Ok(found)
+}
+
+/// From `path+file:///.../crates/core#egress-core@0.1.0` (or `...#0.1.0` where folder and package
+/// share a name).
+fn package_name(id: &str) -> String {
+    let (path, fragment) = id.rsplit_once('#').unwrap_or(("", id));
+    match fragment.split_once('@') {
+        Some((name, _)) => name.to_owned(),
+        None => path.rsplit('/').next().unwrap_or_default().to_owned(),
+    }
+}
+
 /// What one run of a test command counted.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Counts {
@@ -77,9 +158,11 @@ impl Counts {
     }
 }
 
-/// Runs a test command: everything goes to `log`, the results to the terminal, and on failure the
+/// Runs a test program: everything goes to a log, the results to the terminal, and on failure the
 /// failing tests' output too.
-pub fn tests(name: &str, mut command: Command) -> Result<Counts> {
+pub fn tests(program: &TestProgram, mut command: Command) -> Result<Counts> {
+    let name = &format!("{}-{}", program.package, program.target);
+    let begin = Instant::now();
     let log_dir = target_dir().join("xtask");
     std::fs::create_dir_all(&log_dir)?;
     let log_path = log_dir.join(format!("{name}.log"));
@@ -101,12 +184,8 @@ pub fn tests(name: &str, mut command: Command) -> Result<Counts> {
         }
         let trimmed = line.trim_start();
         let told = in_failures
-            || trimmed.starts_with("Running ")
-            || trimmed.starts_with("test result: ")
             || trimmed.starts_with("stage ")
             || trimmed.starts_with("skipped: ")
-            || trimmed.starts_with("warning")
-            || trimmed.starts_with("error")
             || trimmed.contains("... FAILED");
         if told {
             println!("  {line}");
@@ -116,6 +195,12 @@ pub fn tests(name: &str, mut command: Command) -> Result<Counts> {
         }
     }
     let status = child.wait()?;
+    println!(
+        "  {name}: {} passed, {} failed, {:.1} s",
+        counts.passed,
+        counts.failed,
+        begin.elapsed().as_secs_f64()
+    );
     if !status.success() && counts.failed == 0 {
         // A build that failed, or a test program that died, has no result line of its own.
         counts.failed = 1;
@@ -160,6 +245,15 @@ pub fn check(name: &str, mut command: Command) -> Result<Counts> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn package_names_are_read_from_both_forms_of_ids() {
+        assert_eq!(
+            package_name("path+file:///a/crates/core#egress-core@0.1.0"),
+            "egress-core"
+        );
+        assert_eq!(package_name("path+file:///a/crates/xtask#0.1.0"), "xtask");
+    }
 
     #[test]
     fn result_lines_and_skips_are_counted() {

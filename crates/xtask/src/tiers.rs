@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::run::{self, Counts, cargo};
+use crate::run::{self, Counts, TestProgram, cargo};
 use crate::setup;
 
 #[derive(clap::Args)]
@@ -62,25 +62,71 @@ impl Tier {
             Self::Kvm => {
                 "libvirtd, QEMU, OVMF, guests and sshd in a network namespace; needs root and Debian packages, installed when missing"
             }
-            Self::Kubernetes => "a real kube-apiserver with etcd (not written yet)",
+            Self::Kubernetes => {
+                "a real kube-apiserver with etcd, built from Go modules and cached; needs Go"
+            }
             Self::Systemd => "a real systemd with journald and D-Bus (not written yet)",
-            Self::Nix => "the flake and the NixOS modules (not written yet)",
+            Self::Nix => {
+                "the flake and the NixOS modules: parsed, evaluated with NIXPKGS=, rendered files run for real"
+            }
         }
     }
 
-    fn run(self) -> Result<Counts> {
+    fn run(self, programs: &[TestProgram], bins: &Path) -> Result<Counts> {
+        let chosen = programs.iter().filter(|p| self.has(p));
+        let mut counts = Counts::default();
         match self {
-            Self::Unit => unit(),
-            Self::Local => local(),
-            Self::Kvm => kvm(),
-            Self::Kubernetes | Self::Systemd | Self::Nix => Ok(Counts {
-                skipped: vec![format!(
-                    "the {} tier: its tests are not written yet",
-                    self.name()
-                )],
-                ..Counts::default()
-            }),
+            Self::Unit => {
+                counts.add(&lint()?);
+                counts.add(&generated(bins)?);
+            }
+            Self::Local => setup::ensure(setup::LOCAL)?,
+            Self::Systemd => counts
+                .skipped
+                .push("the systemd tier: its tests are not written yet".to_owned()),
+            Self::Kvm | Self::Kubernetes | Self::Nix => {}
         }
+        for program in chosen {
+            let mut command = program.command();
+            command.env("EGRESS_OPERATOR_BIN", bins.join("egress-proxies-operator"));
+            match self {
+                Self::Kvm => {
+                    command
+                        .env("EGRESS_TIER_KVM", "1")
+                        .args(["--nocapture", "--test-threads=1"]);
+                }
+                Self::Kubernetes => {
+                    command
+                        .env("EGRESS_TIER_KUBERNETES", "1")
+                        .arg("--show-output");
+                }
+                Self::Nix => {
+                    command.env("EGRESS_TIER_NIX", "1").arg("--show-output");
+                }
+                Self::Unit | Self::Local | Self::Systemd => {
+                    command.arg("--show-output");
+                }
+            }
+            counts.add(&run::tests(program, command)?);
+        }
+        if self == Self::Local {
+            let mut demo = std::process::Command::new(bins.join("egress-demo"));
+            demo.env("EGRESS_OPERATOR_BIN", bins.join("egress-proxies-operator"));
+            counts.add(&run::check("demo", demo)?);
+        }
+        Ok(counts)
+    }
+
+    /// Whether a test program belongs to this tier: each belongs to exactly one.
+    fn has(self, program: &TestProgram) -> bool {
+        let tier = match (program.package.as_str(), program.target.as_str()) {
+            _ if !program.integration => Self::Unit,
+            ("egress-e2e", "kvm") => Self::Kvm,
+            ("egress-kube-suite", _) => Self::Kubernetes,
+            ("egress-nix-tier", _) => Self::Nix,
+            _ => Self::Local,
+        };
+        tier == self
     }
 }
 
@@ -95,18 +141,26 @@ pub fn run(args: &Args) -> Result<bool> {
     let wanted: BTreeSet<Tier> = args.tiers.iter().copied().collect();
     let mut total = Counts::default();
     let mut times: Vec<(&str, Duration, Counts)> = Vec::new();
+    let start = Instant::now();
+    let programs = run::build_tests(args.fast)?;
     if args.fast {
-        let start = Instant::now();
-        let counts = unit_tests()?;
+        let mut counts = Counts::default();
+        for program in &programs {
+            let mut command = program.command();
+            command.arg("--show-output");
+            counts.add(&run::tests(program, command)?);
+        }
         times.push(("unit", start.elapsed(), counts));
     } else {
+        let bins = run::build(false)?;
+        times.push(("build", start.elapsed(), Counts::default()));
         let chosen = Tier::ALL
             .into_iter()
             .filter(|t| wanted.is_empty() || wanted.contains(t));
         for tier in chosen {
             println!("== {}: {}", tier.name(), tier.what());
             let start = Instant::now();
-            let counts = tier.run()?;
+            let counts = tier.run(&programs, &bins)?;
             times.push((tier.name(), start.elapsed(), counts));
         }
     }
@@ -139,13 +193,6 @@ pub fn lint_only() -> Result<bool> {
     let counts = lint()?;
     println!("\n{} passed, {} failed", counts.passed, counts.failed);
     Ok(counts.failed == 0)
-}
-
-fn unit() -> Result<Counts> {
-    let mut counts = lint()?;
-    counts.add(&unit_tests()?);
-    counts.add(&generated()?);
-    Ok(counts)
 }
 
 fn lint() -> Result<Counts> {
@@ -189,69 +236,12 @@ fn lint() -> Result<Counts> {
     Ok(counts)
 }
 
-fn unit_tests() -> Result<Counts> {
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--workspace",
-        "--lib",
-        "--bins",
-        "--locked",
-        "--no-fail-fast",
-    ]);
-    command.args(["--", "--show-output"]);
-    run::tests("unit", command)
-}
-
-fn generated() -> Result<Counts> {
-    let same = crate::generate::run(true)?;
+fn generated(bins: &Path) -> Result<Counts> {
+    let same = crate::generate::compare(bins)?;
+    println!("  generated files: {}", if same { "ok" } else { "FAILED" });
     Ok(Counts {
         passed: usize::from(same),
         failed: usize::from(!same),
         ..Counts::default()
     })
-}
-
-fn local() -> Result<Counts> {
-    setup::ensure(setup::LOCAL)?;
-    let bins = run::build(false)?;
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--workspace",
-        "--test",
-        "*",
-        "--locked",
-        "--no-fail-fast",
-    ]);
-    command.args(["--", "--show-output"]);
-    operator_env(&mut command, &bins);
-    let mut counts = run::tests("local", command)?;
-    let mut demo = std::process::Command::new(bins.join("egress-demo"));
-    demo.current_dir(run::root());
-    operator_env(&mut demo, &bins);
-    counts.add(&run::check("demo", demo)?);
-    Ok(counts)
-}
-
-fn kvm() -> Result<Counts> {
-    let bins = run::build(false)?;
-    let mut command = cargo();
-    command.args([
-        "test",
-        "--package",
-        "egress-e2e",
-        "--test",
-        "kvm",
-        "--locked",
-        "--no-fail-fast",
-    ]);
-    command.args(["--", "--nocapture", "--test-threads=1"]);
-    command.env("EGRESS_TIER_KVM", "1");
-    operator_env(&mut command, &bins);
-    run::tests("kvm", command)
-}
-
-fn operator_env(command: &mut std::process::Command, bins: &Path) {
-    command.env("EGRESS_OPERATOR_BIN", bins.join("egress-proxies-operator"));
 }

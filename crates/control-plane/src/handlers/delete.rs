@@ -4,9 +4,10 @@ use axum::response::Response;
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use super::read::items as shown_items;
 use super::{Call, encode, internal};
 use crate::decode;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, Fault, FieldError};
 use crate::meta::{self, FOREGROUND, ORPHAN};
 use crate::registry::Kind;
 use crate::server::Server;
@@ -42,6 +43,14 @@ impl Call<'_> {
         } else {
             decode::object(&self.headers, bytes)?.value
         };
+        let given = options["kind"].as_str().unwrap_or_default();
+        if !given.is_empty() && given != "DeleteOptions" {
+            return Err(ApiError::bad_request(format!(
+                "no kind {given:?} is registered for version {:?} in scheme \"pkg/runtime/scheme.go:111\"",
+                options["apiVersion"].as_str().unwrap_or_default()
+            )));
+        }
+        check_options(&options)?;
         let policy = options["propagationPolicy"]
             .as_str()
             .or_else(|| self.query.get("propagationPolicy"));
@@ -59,11 +68,11 @@ impl Call<'_> {
                     "meta.k8s.io",
                     "DeleteOptions",
                     "",
-                    &[crate::error::FieldError::new(
+                    &[FieldError::new(
                         "propagationPolicy",
-                        crate::error::Fault::NotSupported,
+                        Fault::NotSupported,
                         Some(other.into()),
-                        "supported values: \"Background\", \"Foreground\", \"Orphan\"",
+                        "supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\"",
                     )],
                 ));
             }
@@ -130,7 +139,7 @@ impl Call<'_> {
         let name = meta::name(object);
         let (uid, revision) = (meta::uid(object), meta::text(object, "resourceVersion"));
         if let Some(wanted) = options.uid.as_deref().filter(|w| *w != uid) {
-            return Err(ApiError::conflict(
+            return Err(ApiError::precondition(
                 self.kind,
                 name,
                 format!(
@@ -139,7 +148,7 @@ impl Call<'_> {
             ));
         }
         if let Some(wanted) = options.revision.as_deref().filter(|w| *w != revision) {
-            return Err(ApiError::conflict(
+            return Err(ApiError::precondition(
                 self.kind,
                 name,
                 format!(
@@ -159,11 +168,13 @@ impl Call<'_> {
         }
         let options = self.delete_options(bytes)?;
         let listed = self.listed().await?;
+        let metadata = self.list_metadata(&listed);
         let mut items = Vec::with_capacity(listed.items.len());
+        // The answer shows them as they were.
         for object in listed.items {
             let key = self.key(meta::name(&object));
             match self.delete_one(&key, &options).await {
-                Ok((object, _)) => items.push(object),
+                Ok(_) => items.push(object),
                 // Gone already: what was wanted.
                 Err(e) if e.code == 404 => {}
                 Err(e) => return Err(e),
@@ -172,10 +183,41 @@ impl Call<'_> {
         let list = json!({
             "kind": self.kind.list_kind,
             "apiVersion": self.kind.api_version(),
-            "metadata": {"resourceVersion": self.server.store.revision().to_string()},
-            "items": items,
+            "metadata": metadata,
+            "items": shown_items(items, self.kind.custom),
         });
         Ok(encode(StatusCode::OK, &list, self.answer.encoding))
+    }
+}
+
+/// The rules of DeleteOptions: what cannot be meant must not delete anything.
+fn check_options(options: &Value) -> ApiResult<()> {
+    let mut faults = Vec::new();
+    if !options["propagationPolicy"].is_null() && !options["orphanDependents"].is_null() {
+        faults.push(FieldError::invalid(
+            "propagationPolicy",
+            options["propagationPolicy"].clone(),
+            "orphanDependents and deletionPropagation cannot be both set",
+        ));
+    }
+    let dry_run = options["dryRun"].as_array();
+    if dry_run.is_some_and(|all| all.iter().any(|v| v != "All")) {
+        faults.push(FieldError::new(
+            "dryRun",
+            Fault::NotSupported,
+            Some(options["dryRun"].clone()),
+            "supported values: \"All\"",
+        ));
+    }
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(ApiError::invalid(
+            "meta.k8s.io",
+            "DeleteOptions",
+            "",
+            &faults,
+        ))
     }
 }
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WARNING};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 
 use crate::decode::MAX_BODY;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, warn};
 use crate::meta;
 use crate::registry::Kind;
 use crate::request::{Answer, Encoding, Form, Path, Query, negotiate};
@@ -60,13 +60,23 @@ async fn route(server: &Server, request: Request<Body>) -> ApiResult<Response> {
         ["livez" | "healthz", ..] | ["readyz", ..] if get => return Ok(health(server).await),
         _ if !get => return Err(ApiError::method_not_allowed_here()),
         ["openapi", ..] => return openapi::answer(server, &segments, parts.uri.query()),
-        _ => return discovery::answer(server, &segments, &parts.headers),
+        _ => {
+            return match discovery::answer(server, &segments, &parts.headers) {
+                Err(error) if error.code == 404 => Ok(page_not_found()),
+                other => other,
+            };
+        }
     };
     let path = Path::parse(group, version, rest).ok_or_else(ApiError::no_such_path)?;
-    let kind = server
+    let Some(kind) = server
         .registry
         .find(&path.group, &path.version, &path.plural)
-        .ok_or_else(ApiError::no_such_path)?;
+    else {
+        if path.group.is_empty() {
+            return Err(ApiError::no_such_path());
+        }
+        return Ok(page_not_found());
+    };
     // A cluster-scoped kind below a namespace, or an object of a namespaced kind without one.
     let misplaced = (path.namespace.is_some() && !kind.namespaced)
         || (path.namespace.is_none() && kind.namespaced && path.name.is_some());
@@ -89,13 +99,32 @@ impl Call<'_> {
         let status = match self.path.subresource.as_deref() {
             None => false,
             Some("status") if self.kind.status => true,
-            Some(_) => return Err(ApiError::no_such_path()),
+            Some(_) => {
+                return Err(match self.path.name.as_deref() {
+                    Some(name) if self.kind.custom => ApiError::not_found(self.kind, name),
+                    _ => ApiError::no_such_path(),
+                });
+            }
         };
+        self.query.check_include(self.answer.form)?;
         let name = self.path.name.as_deref();
         match (method.as_str(), name) {
             ("GET" | "HEAD", Some(name)) => self.get(name).await,
             ("GET" | "HEAD", None) if self.query.flag("watch") => self.watch().await,
             ("GET" | "HEAD", None) => self.list().await,
+            // What kube-apiserver does not route at all.
+            ("POST" | "DELETE", None) if self.kind.namespaced && self.path.namespace.is_none() => {
+                Ok(page_not_found())
+            }
+            // The object that is named is that of the body.
+            ("POST", Some(_)) if self.kind.custom && !status => {
+                self.create(&read_body(body).await?).await
+            }
+            ("POST", Some(_)) if status => Err(ApiError::method_not_allowed(self.kind, "create")),
+            ("DELETE", Some(_)) if status => Err(ApiError::method_not_allowed(self.kind, "delete")),
+            ("PUT" | "PATCH", None) if self.path.namespace.is_some() => {
+                Err(ApiError::bad_request("name must be provided"))
+            }
             ("POST", None) => self.create(&read_body(body).await?).await,
             ("PUT", Some(name)) => self.put(name, status, &read_body(body).await?).await,
             ("PATCH", Some(name)) => self.patch(name, status, &read_body(body).await?).await,
@@ -145,11 +174,7 @@ impl Call<'_> {
             }
         };
         let mut response = encode(code, &shown, self.answer.encoding);
-        for warning in warnings {
-            if let Ok(value) = HeaderValue::from_str(&format!("299 - {warning:?}")) {
-                response.headers_mut().append(WARNING, value);
-            }
-        }
+        warn(&mut response, warnings);
         response
     }
 
@@ -158,10 +183,16 @@ impl Call<'_> {
     }
 }
 
+/// What is not routed at all has no `Status`.
+fn page_not_found() -> Response {
+    (StatusCode::NOT_FOUND, "404 page not found\n").into_response()
+}
+
 /// Writes a value as JSON or YAML.
 pub(crate) fn encode(code: StatusCode, value: &Value, encoding: Encoding) -> Response {
     let (content_type, text) = match encoding {
-        Encoding::Json => ("application/json", value.to_string()),
+        // One line, ended, as Go's encoder writes it.
+        Encoding::Json => ("application/json", format!("{value}\n")),
         // What JSON can say, YAML can.
         Encoding::Yaml => (
             "application/yaml",

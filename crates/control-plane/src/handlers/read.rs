@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Call, encode, internal};
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, Fault, FieldError};
 use crate::request::{Encoding, Form};
 use crate::selectors::{FieldSelector, LabelSelector};
 use crate::storage::{Key, Range, Record, StoreError};
@@ -79,7 +79,11 @@ impl Call<'_> {
     }
 
     pub(super) async fn get(&self, name: &str) -> ApiResult<Response> {
-        if let Some(asked) = self.query.revision()? {
+        let asked = self
+            .query
+            .revision()
+            .map_err(|e| ApiError::untyped(e.message))?;
+        if let Some(asked) = asked {
             let newest = self.server.store.revision();
             if asked > newest {
                 return Err(ApiError::too_large_resource_version(asked, newest));
@@ -106,6 +110,15 @@ impl Call<'_> {
     }
 
     pub(super) async fn list(&self) -> ApiResult<Response> {
+        if self.query.get("sendInitialEvents").is_some() {
+            return Err(list_options(FieldError::forbidden(
+                "sendInitialEvents",
+                "sendInitialEvents is forbidden for list",
+            )));
+        }
+        if self.answer.form == Form::Partial && self.answer.single {
+            return Err(ApiError::not_acceptable_list());
+        }
         let plain = self.answer.form == Form::Object && self.answer.encoding == Encoding::Json;
         if plain && self.kind.custom && self.selection()?.is_everything() {
             return self.list_as_stored().await;
@@ -150,7 +163,7 @@ impl Call<'_> {
             Value::from(self.kind.api_version())
         );
         let tail = format!(
-            "],\"kind\":{},\"metadata\":{metadata}}}",
+            "],\"kind\":{},\"metadata\":{metadata}}}\n",
             Value::from(self.kind.list_kind.as_str())
         );
         let mut bytes = BytesMut::with_capacity(head.len() + size + tail.len());
@@ -169,7 +182,7 @@ impl Call<'_> {
         Ok((StatusCode::OK, headers, bytes.freeze()).into_response())
     }
 
-    fn list_metadata<T>(&self, listed: &Listed<T>) -> Value {
+    pub(super) fn list_metadata<T>(&self, listed: &Listed<T>) -> Value {
         let mut metadata = json!({"resourceVersion": listed.revision.to_string()});
         match &listed.next {
             Some(next) => metadata["continue"] = next.encode().into(),
@@ -201,12 +214,16 @@ impl Call<'_> {
         take: impl Fn(&Record) -> ApiResult<Option<T>>,
     ) -> ApiResult<Listed<T>> {
         let counts = self.selection()?.is_everything();
+        let asked = self.query.revision().map_err(|e| {
+            ApiError::bad_request(format!("invalid resource version: {}", e.message))
+        })?;
         let limit = self
             .query
             .number("limit")?
+            // "Any" revision comes from a cache in kube-apiserver, which does not cut.
+            .filter(|_| asked != Some(0) || self.query.get("resourceVersionMatch").is_some())
             .and_then(|l| usize::try_from(l).ok())
             .unwrap_or(0);
-        let asked = self.query.revision()?;
         let (revision, after) = match self.query.get("continue") {
             Some(_) if asked.is_some_and(|r| r != 0) => {
                 return Err(ApiError::bad_request(
@@ -304,26 +321,36 @@ impl Call<'_> {
         let newest = self.server.store.revision();
         let matching = self.query.get("resourceVersionMatch");
         match (asked, matching) {
-            (None, Some(_)) => Err(ApiError::bad_request(
+            (None, Some(_)) => Err(list_options(FieldError::forbidden(
+                "resourceVersionMatch",
                 "resourceVersionMatch is forbidden unless resourceVersion is provided",
-            )),
+            ))),
             (Some(asked), _) if asked > newest => {
                 Err(ApiError::too_large_resource_version(asked, newest))
             }
-            (Some(0), Some("Exact")) => Err(ApiError::bad_request(
+            (Some(0), Some("Exact")) => Err(list_options(FieldError::forbidden(
+                "resourceVersionMatch",
                 "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-            )),
+            ))),
             (Some(asked), Some("Exact")) => Ok(Some(asked)),
             (_, None | Some("NotOlderThan")) => Ok(None),
-            (_, Some(other)) => Err(ApiError::bad_request(format!(
-                "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
+            (_, Some(other)) => Err(list_options(FieldError::new(
+                "resourceVersionMatch",
+                Fault::NotSupported,
+                Some(other.into()),
+                "supported values: \"Exact\", \"NotOlderThan\", \"\"",
             ))),
         }
     }
 }
 
+/// A fault of the options of a list.
+fn list_options(fault: FieldError) -> ApiError {
+    ApiError::invalid("meta.k8s.io", "ListOptions", "", &[fault])
+}
+
 /// Items of a built-in kind's list carry no type.
-fn items(objects: Vec<Value>, custom: bool) -> Vec<Value> {
+pub(super) fn items(objects: Vec<Value>, custom: bool) -> Vec<Value> {
     if custom {
         return objects;
     }

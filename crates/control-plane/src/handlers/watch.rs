@@ -61,7 +61,10 @@ struct State {
 impl Call<'_> {
     pub(super) async fn watch(&self) -> ApiResult<Response> {
         let selection = self.selection()?;
-        let asked = self.query.revision()?;
+        let asked = self
+            .query
+            .revision()
+            .map_err(|e| ApiError::untyped(e.message))?;
         let send_initial = self.query.get("sendInitialEvents").map(|v| v == "true");
         self.check_initial(send_initial)?;
         let bookmarks = self.query.flag("allowWatchBookmarks");
@@ -125,6 +128,10 @@ impl Call<'_> {
             ))
         };
         match (send_initial, matching) {
+            (_, Some(_)) if self.query.get("continue").is_some() => fault(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden when continue is provided",
+            ),
             (None, Some(_)) => fault(
                 "resourceVersionMatch",
                 "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",

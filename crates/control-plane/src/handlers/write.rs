@@ -10,10 +10,11 @@ use super::{Call, internal};
 use crate::admission;
 use crate::apply;
 use crate::decode;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, FieldError};
 use crate::managed::{self, Operation, Writer};
 use crate::meta;
 use crate::patch::{self, Patch};
+use crate::registry::Kind;
 use crate::request::{FieldValidation, manager};
 use crate::storage::{Expect, Key, Record, Write, WriteError};
 
@@ -30,17 +31,37 @@ pub(super) struct Updated {
 
 impl Call<'_> {
     pub(super) async fn create(&self, bytes: &[u8]) -> ApiResult<Response> {
+        self.query.check_write("CreateOptions", false)?;
         let dry_run = self.query.dry_run("CreateOptions")?;
         let validation = self.query.field_validation("CreateOptions")?;
-        let body = decode::object(&self.headers, bytes)?;
-        let mut object = body.value;
-        admission::type_meta(self.kind, &mut object)?;
+        let (mut object, duplicates) = self.decode(bytes)?;
         let mut warnings =
-            admission::shape(self.kind, &mut object, &body.duplicates, validation, false)?;
+            admission::shape(self.kind, &mut object, &duplicates, validation, false)?;
+        warnings.extend(meta::drop_repeated_owners(&mut object));
         let writer = self.writer(Operation::Update, false);
-        let (object, more) = self.create_object(object, &writer, dry_run).await?;
+        let (object, more) = self
+            .create_object(object, &writer, dry_run)
+            .await
+            .map_err(|e| e.with_warnings(&warnings))?;
         warnings.extend(more);
         Ok(self.reply(StatusCode::CREATED, object, &warnings))
+    }
+
+    /// A whole object of this kind, and what came twice in it.
+    fn decode(&self, bytes: &[u8]) -> ApiResult<(Value, Vec<String>)> {
+        let body = decode::object(&self.headers, bytes).map_err(|e| {
+            if e.message.starts_with("couldn't get version/kind") {
+                admission::unrecognized(self.kind, &e.message, bytes)
+            } else {
+                e
+            }
+        })?;
+        let mut object = body.value;
+        if object.is_object() {
+            admission::check_kind(self.kind, &object, bytes)?;
+        }
+        admission::type_meta(self.kind, &mut object)?;
+        Ok((object, body.duplicates))
     }
 
     pub(super) fn writer(&self, operation: Operation, status: bool) -> Writer {
@@ -61,7 +82,7 @@ impl Call<'_> {
         dry_run: bool,
     ) -> ApiResult<(Value, Vec<String>)> {
         if !meta::text(&object, "resourceVersion").is_empty() {
-            return Err(ApiError::bad_request(
+            return Err(ApiError::untyped(
                 "resourceVersion should not be set on objects to be created",
             ));
         }
@@ -118,9 +139,8 @@ impl Call<'_> {
         meta::fill_system_fields(kind, &mut object, self.server.now());
         (kind.strategy.prepare)(&mut object, None);
         managed::track(kind, None, &mut object, writer);
-        let mut faults = meta::validate(kind, &object);
-        let (more, warnings) = admission::validate(kind, &object, None);
-        faults.extend(more);
+        let faults = meta::validate(kind, &object);
+        let (faults, warnings) = admission::validate(kind, &object, None, faults);
         if !faults.is_empty() {
             return Err(ApiError::invalid(
                 &kind.group,
@@ -136,8 +156,20 @@ impl Call<'_> {
                 None => Ok((object, warnings)),
             };
         }
-        let record = self.store(&key, Expect::Absent, object, guard).await?;
-        Ok((self.shown(&record)?, warnings))
+        match self.store(&key, Expect::Absent, object, guard).await {
+            Ok(record) => Ok((self.shown(&record)?, warnings)),
+            Err(mut e) if e.reason == "AlreadyExists" => {
+                let there = self.server.store.get(&key).await.map_err(internal)?;
+                let going = there
+                    .and_then(|r| r.object().ok())
+                    .is_some_and(|o| meta::is_deleting(&o));
+                if going {
+                    e.message = format!("object is being deleted: {}", e.message);
+                }
+                Err(e)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// Writes an object in its stored form.
@@ -198,24 +230,35 @@ impl Call<'_> {
     }
 
     pub(super) async fn put(&self, name: &str, status: bool, bytes: &[u8]) -> ApiResult<Response> {
+        self.query.check_write("UpdateOptions", false)?;
         let dry_run = self.query.dry_run("UpdateOptions")?;
         let validation = self.query.field_validation("UpdateOptions")?;
-        let body = decode::object(&self.headers, bytes)?;
-        let mut object = body.value;
-        admission::type_meta(self.kind, &mut object)?;
-        let warnings =
-            admission::shape(self.kind, &mut object, &body.duplicates, validation, false)?;
-        self.check_identity(name, &mut object)?;
+        let (mut object, duplicates) = self.decode(bytes)?;
+        let mut warnings =
+            admission::shape(self.kind, &mut object, &duplicates, validation, false)?;
+        warnings.extend(meta::drop_repeated_owners(&mut object));
+        self.check_named(name, &mut object)?;
         let writer = self.writer(Operation::Update, status);
         let unconditional = meta::text(&object, "resourceVersion").is_empty();
         let result = self
             .update(name, status, &writer, dry_run, unconditional, |_| {
                 Ok((object.clone(), Vec::new()))
             })
-            .await?;
+            .await
+            .map_err(|e| e.with_warnings(&warnings))?;
         let mut all = warnings;
         all.extend(result.warnings);
         Ok(self.reply(StatusCode::OK, result.object, &all))
+    }
+
+    /// As [`Self::check_identity`], where the body must say its name.
+    fn check_named(&self, name: &str, object: &mut Value) -> ApiResult<()> {
+        if meta::name(object).is_empty() {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+            )));
+        }
+        self.check_identity(name, object)
     }
 
     /// Name and namespace of the body must be those of the path.
@@ -250,6 +293,8 @@ impl Call<'_> {
         status: bool,
         bytes: &[u8],
     ) -> ApiResult<Response> {
+        let apply = decode::media_type(&self.headers) == patch::APPLY_YAML;
+        self.query.check_write("PatchOptions", apply)?;
         let dry_run = self.query.dry_run("PatchOptions")?;
         let validation = self.query.field_validation("PatchOptions")?;
         let kind = self.kind;
@@ -258,12 +303,16 @@ impl Call<'_> {
         } else {
             "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml"
         };
+        let mut duplicates = Vec::new();
+        let mut decoded = || -> ApiResult<Value> {
+            let body = patch::document(bytes)?;
+            duplicates = body.duplicates;
+            Ok(body.value)
+        };
         let patch = match decode::media_type(&self.headers) {
             patch::JSON_PATCH => patch::json(bytes)?,
-            patch::MERGE_PATCH => Patch::Merge(decode::json(bytes)?.value),
-            patch::STRATEGIC_PATCH if kind.strategy.strategic_patch => {
-                Patch::Strategic(decode::json(bytes)?.value)
-            }
+            patch::MERGE_PATCH => Patch::Merge(decoded()?),
+            patch::STRATEGIC_PATCH if kind.strategy.strategic_patch => Patch::Strategic(decoded()?),
             patch::APPLY_YAML => return self.apply(name, status, bytes, dry_run, validation).await,
             _ => return Err(ApiError::unsupported_media_type(accepted)),
         };
@@ -273,7 +322,11 @@ impl Call<'_> {
                 let mut object = current.clone();
                 patch.apply(&mut object, kind.schema())?;
                 admission::type_meta(kind, &mut object)?;
-                let warnings = admission::shape(kind, &mut object, &[], validation, true)?;
+                let mut warnings =
+                    admission::shape(kind, &mut object, &duplicates, validation, true)?;
+                warnings.extend(meta::drop_repeated_owners(&mut object));
+                self.check_named(name, &mut object)?;
+                same_uid(kind, &object, current)?;
                 Ok((object, warnings))
             })
             .await?;
@@ -292,8 +345,16 @@ impl Call<'_> {
         let kind = self.kind;
         let body = decode::yaml(bytes)?;
         let mut applied = body.value;
+        if kind.custom && applied["kind"].is_null() {
+            return Err(ApiError::bad_request(format!(
+                "invalid object type: {}, Kind=",
+                applied["apiVersion"].as_str().unwrap_or_default()
+            )));
+        }
+        let given_namespace = meta::namespace(&applied).to_owned();
         admission::type_meta(kind, &mut applied)?;
         self.check_identity(name, &mut applied)?;
+        apply::check_typed(kind, &applied, &given_namespace)?;
         let writer = Writer {
             manager: self
                 .query
@@ -317,8 +378,20 @@ impl Call<'_> {
                 if status {
                     return Err(ApiError::not_found(kind, name));
                 }
+                let uid = meta::uid(&applied);
+                if !uid.is_empty() {
+                    return Err(ApiError::conflict(
+                        kind,
+                        name,
+                        format!(
+                            "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                        ),
+                    ));
+                }
                 let nothing = serde_json::json!({});
-                let object = apply::merge(kind, &nothing, &applied, &writer, force)?;
+                let mut object = apply::merge(kind, &nothing, &applied, &writer, force)?;
+                // There is nothing that it could be the revision of.
+                meta::metadata(&mut object).remove("resourceVersion");
                 match self.create_object(object, &writer, dry_run).await {
                     // Somebody else was first: it is an update now.
                     Err(e) if e.reason == "AlreadyExists" => continue,
@@ -376,7 +449,11 @@ impl Call<'_> {
                 return Ok(Updated { object, warnings });
             }
             let result = if gone {
-                self.store_deletion(&key, record.revision, object).await
+                // Who watches sees the object that goes as it was; who released it sees its change.
+                match self.store_deletion(&key, record.revision, old).await {
+                    Ok(_) => return Ok(Updated { object, warnings }),
+                    Err(e) => Err(e),
+                }
             } else {
                 self.store(&key, Expect::Revision(record.revision), object, None)
                     .await
@@ -423,12 +500,23 @@ impl Call<'_> {
                 kind,
                 &name,
                 format!(
-                    "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                    "StorageError: invalid object, Code: 4, Key: /registry/{}/{}/{name}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                    if kind.group.is_empty() {
+                        kind.plural.clone()
+                    } else {
+                        format!("{}/{}", kind.group, kind.plural)
+                    },
+                    self.namespace(),
                     meta::uid(old)
                 ),
             ));
         }
         let revision = meta::text(&object, "resourceVersion").to_owned();
+        if !revision.is_empty() && revision.parse::<u64>().is_err() {
+            return Err(ApiError::untyped(format!(
+                "strconv.ParseUint: parsing {revision:?}: invalid syntax"
+            )));
+        }
         if revision.is_empty() || revision == "0" {
             if !kind.strategy.unconditional_update && writer.operation == Operation::Update {
                 // kube-apiserver names the resource here, and not the kind.
@@ -436,7 +524,7 @@ impl Call<'_> {
                     &kind.group,
                     &kind.plural,
                     &name,
-                    &[crate::error::FieldError::invalid(
+                    &[FieldError::invalid(
                         "metadata.resourceVersion",
                         0,
                         "must be specified for an update",
@@ -464,15 +552,30 @@ impl Call<'_> {
             }
         }
         managed::track(kind, Some(old), &mut object, writer);
-        let mut faults = meta::validate_update(kind, &object, old);
-        let (more, warnings) = admission::validate(kind, &object, Some(old));
-        faults.extend(more);
+        let faults = meta::validate_update(kind, &object, old);
+        let (faults, warnings) = admission::validate(kind, &object, Some(old), faults);
         if faults.is_empty() {
             Ok((object, warnings))
         } else {
             Err(ApiError::invalid(&kind.group, &kind.kind, &name, &faults))
         }
     }
+}
+
+/// A patch cannot make an object another one.
+fn same_uid(kind: &Kind, object: &Value, old: &Value) -> ApiResult<()> {
+    let uid = meta::uid(object);
+    if uid.is_empty() || uid == meta::uid(old) {
+        return Ok(());
+    }
+    let fault = FieldError::invalid("metadata.uid", uid, "field is immutable");
+    Err(ApiError::invalid(
+        &kind.group,
+        &kind.kind,
+        meta::name(old),
+        // kube-apiserver finds it twice, by the rules of metadata and by those of the kind.
+        &[fault.clone(), fault],
+    ))
 }
 
 /// A status update changes the status, and who manages it, and nothing else.

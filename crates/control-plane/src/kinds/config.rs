@@ -91,6 +91,7 @@ fn validate_secret(object: &Value, old: Option<&Value>) -> Vec<FieldError> {
     if size > MAX_BYTES {
         faults.push(too_large("data"));
     }
+    faults.extend(keys_of_type(object));
     if let Some(old) = old {
         if object["type"] != old["type"] {
             faults.push(immutable("type", &object["type"]));
@@ -98,6 +99,27 @@ fn validate_secret(object: &Value, old: Option<&Value>) -> Vec<FieldError> {
         frozen(object, old, &["data"], &mut faults);
     }
     faults
+}
+
+/// Some types promise keys.
+fn keys_of_type(object: &Value) -> Vec<FieldError> {
+    let has = |key: &str| object["data"].get(key).is_some();
+    let wanted: &[&str] = match object["type"].as_str().unwrap_or_default() {
+        "kubernetes.io/tls" => &["tls.crt", "tls.key"],
+        "kubernetes.io/ssh-auth" => &["ssh-privatekey"],
+        "kubernetes.io/dockercfg" => &[".dockercfg"],
+        "kubernetes.io/dockerconfigjson" => &[".dockerconfigjson"],
+        // One of the two is enough.
+        "kubernetes.io/basic-auth" if !has("username") && !has("password") => {
+            &["username", "password"]
+        }
+        _ => &[],
+    };
+    wanted
+        .iter()
+        .filter(|key| !has(key))
+        .map(|key| FieldError::required(format!("data[{key}]"), ""))
+        .collect()
 }
 
 fn validate_config_map(object: &Value, old: Option<&Value>) -> Vec<FieldError> {

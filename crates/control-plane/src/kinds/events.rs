@@ -12,6 +12,11 @@ use crate::table::{Columns, builtin};
 /// How long kube-apiserver keeps an Event that is not repeated (`--event-ttl`).
 const TTL: Duration = Duration::from_secs(3600);
 
+/// The most bytes of an action, a reason and an instance.
+const MAX_WORD: usize = 128;
+/// The most bytes of a note.
+const MAX_NOTE: usize = 1024;
+
 /// What a fieldSelector may name in core/v1.
 const CORE_FIELDS: &[(&str, &str)] = &[
     ("involvedObject.kind", "involvedObject.kind"),
@@ -74,7 +79,10 @@ pub(super) fn grouped_events() -> Kind {
         "events",
         generate::<k8s_openapi::api::events::v1::Event>,
         Columns::Builtin(&builtin::EVENTS),
-        strategy(GROUPED_FIELDS),
+        Strategy {
+            validate: validate_grouped,
+            ..strategy(GROUPED_FIELDS)
+        },
     );
     kind.short_names = vec!["ev".to_owned()];
     kind.view = Some(View {
@@ -95,6 +103,57 @@ fn strategy(fields: &'static [(&'static str, &'static str)]) -> Strategy {
         fields,
         ttl: Some(TTL),
     }
+}
+
+/// A new Event of events.k8s.io/v1 says who reports what; those of core/v1 are older than the rules.
+fn validate_grouped(object: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    let mut faults = validate(object, old);
+    if old.is_some() {
+        return faults;
+    }
+    let text = |field: &str| object[field].as_str().unwrap_or_default();
+    if object["eventTime"].is_null() {
+        faults.push(FieldError::required("eventTime", ""));
+    }
+    let controller = text("reportingController");
+    if controller.is_empty() {
+        faults.push(FieldError::required("reportingController", ""));
+    }
+    if let Some(problem) = crate::names::qualified_name(controller) {
+        faults.push(FieldError::invalid(
+            "reportingController",
+            controller,
+            problem,
+        ));
+    }
+    for field in ["reportingInstance", "action", "reason"] {
+        let given = text(field);
+        if given.is_empty() {
+            faults.push(FieldError::required(field, ""));
+        } else if given.len() > MAX_WORD {
+            faults.push(FieldError::invalid(
+                field,
+                "",
+                format!("can have at most {MAX_WORD} characters"),
+            ));
+        }
+    }
+    if text("note").len() > MAX_NOTE {
+        faults.push(FieldError::invalid(
+            // kube-apiserver names the field as it is stored.
+            "message",
+            "",
+            format!("can have at most {MAX_NOTE} characters"),
+        ));
+    }
+    if !matches!(text("type"), "Normal" | "Warning") {
+        faults.push(FieldError::invalid(
+            "type",
+            "",
+            format!("has invalid value: {}", text("type")),
+        ));
+    }
+    faults
 }
 
 fn rename<'a>(

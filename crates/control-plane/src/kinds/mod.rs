@@ -39,6 +39,15 @@ fn patch_strategies(definitions: &mut Value) {
             true.into(),
         );
     }
+    // References are taken or left as a whole.
+    for name in [
+        "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
+        "io.k8s.api.core.v1.ObjectReference",
+    ] {
+        if let Some(reference) = definitions.get_mut(name).and_then(Value::as_object_mut) {
+            reference.insert("x-kubernetes-map-type".to_owned(), "atomic".into());
+        }
+    }
     let meta = &mut definitions["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"]["properties"];
     if let Some(owners) = meta
         .get_mut("ownerReferences")

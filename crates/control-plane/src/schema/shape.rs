@@ -56,17 +56,13 @@ impl Schema {
         }
     }
 
-    /// Drops nulls of properties that are not nullable and have no default: kube-apiserver prunes
-    /// them when it defaults, so that an explicit null and an absent field are the same.
+    /// Drops nulls of properties that are not nullable: kube-apiserver prunes them when it defaults,
+    /// so that an explicit null and an absent field are the same.
     pub fn drop_nulls(&self, value: &mut Value) {
         match value {
             Value::Object(map) => {
                 map.retain(|name, value| {
-                    !value.is_null()
-                        || self
-                            .properties
-                            .get(name)
-                            .is_none_or(|s| s.nullable || s.default.is_none())
+                    !value.is_null() || self.properties.get(name).is_none_or(|s| s.nullable)
                 });
                 for (name, value) in map.iter_mut() {
                     if let Some(schema) = self.property(name) {

@@ -1,0 +1,4 @@
+# What the modules expect to find in pkgs.
+final: _prev: {
+  egress-proxies-operator = final.callPackage ./package.nix { };
+}

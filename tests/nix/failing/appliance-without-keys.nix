@@ -1,0 +1,7 @@
+{
+  says = [ "services.egress-proxies-appliance.adminKeys is empty" ];
+  module.services.egress-proxies-appliance = {
+    enable = true;
+
+  };
+}

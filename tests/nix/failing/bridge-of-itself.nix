@@ -1,0 +1,17 @@
+{
+  says = [ "services.egress-proxies-hypervisor.bridge.interfaces: br0 is the bridge itself" ];
+  module = {
+    networking.useNetworkd = false;
+    services.egress-proxies-hypervisor = {
+      enable = true;
+      bridge = {
+        enable = true;
+        name = "br0";
+        interfaces = [ "br0" ];
+      };
+      ssh.authorizedKeys = [
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9ZJvCzG0a0b5h0Jk7rF9S2kKXlKk3mQv3fJZQm3V1c op"
+      ];
+    };
+  };
+}

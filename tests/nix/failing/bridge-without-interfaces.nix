@@ -1,0 +1,16 @@
+{
+  says = [
+    "services.egress-proxies-hypervisor.bridge.interfaces is empty"
+    "enp1s0"
+  ];
+  module = {
+    networking.useNetworkd = false;
+    services.egress-proxies-hypervisor = {
+      enable = true;
+      bridge.enable = true;
+      ssh.authorizedKeys = [
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9ZJvCzG0a0b5h0Jk7rF9S2kKXlKk3mQv3fJZQm3V1c op"
+      ];
+    };
+  };
+}

@@ -1,0 +1,27 @@
+{
+  says = [ "providers.k.kvm.hosts.a b: the name becomes part of ids" ];
+  module = {
+    virtualisation.libvirtd.enable = true;
+    services.egress-proxies-operator = {
+      enable = true;
+      providers.k.kvm = {
+        sshKeyFile = "/var/lib/secrets/key";
+        knownHosts = "nas1 ssh-ed25519 AAAA";
+        machineTypes.small = {
+          vcpus = 1;
+          memoryMiB = 512;
+        };
+        hosts.nas1 = {
+          address = "nas1:22";
+          user = "u";
+          bridge = "br0";
+        };
+        hosts."a b" = {
+          local = true;
+          bridge = "br0";
+        };
+      };
+
+    };
+  };
+}

@@ -1,0 +1,26 @@
+{
+  says = [ "providers.k.kvm.hosts.nas2.user: say whom to log in as" ];
+  module = {
+    services.egress-proxies-operator = {
+      enable = true;
+      providers.k.kvm = {
+        sshKeyFile = "/var/lib/secrets/key";
+        knownHosts = "nas1 ssh-ed25519 AAAA";
+        machineTypes.small = {
+          vcpus = 1;
+          memoryMiB = 512;
+        };
+        hosts.nas1 = {
+          address = "nas1:22";
+          user = "u";
+          bridge = "br0";
+        };
+        hosts.nas2 = {
+          address = "nas2:22";
+          bridge = "br0";
+        };
+      };
+
+    };
+  };
+}

@@ -1,0 +1,23 @@
+{
+  says = [ "providers.k.kvm.images.a/b: the key becomes part of volume names" ];
+  module = {
+    services.egress-proxies-operator = {
+      enable = true;
+      providers.k.kvm = {
+        sshKeyFile = "/var/lib/secrets/key";
+        knownHosts = "nas1 ssh-ed25519 AAAA";
+        machineTypes.small = {
+          vcpus = 1;
+          memoryMiB = 512;
+        };
+        hosts.nas1 = {
+          address = "nas1:22";
+          user = "u";
+          bridge = "br0";
+        };
+        images."a/b".url = "https://example.net/x.qcow2";
+      };
+
+    };
+  };
+}

@@ -1,0 +1,29 @@
+{
+  says = [ "proxies.p.placement.image: the provider k has no image nope; it has: debian" ];
+  module = {
+    services.egress-proxies-operator = {
+      enable = true;
+      providers.k.kvm = {
+        sshKeyFile = "/var/lib/secrets/key";
+        knownHosts = "nas1 ssh-ed25519 AAAA";
+        machineTypes.small = {
+          vcpus = 1;
+          memoryMiB = 512;
+        };
+        hosts.nas1 = {
+          address = "nas1:22";
+          user = "u";
+          bridge = "br0";
+        };
+        images.debian.url = "https://e/x";
+      };
+      proxies.p = {
+        provider = "k";
+        placement = {
+          image = "nope";
+          machineType = "small";
+        };
+      };
+    };
+  };
+}

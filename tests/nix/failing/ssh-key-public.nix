@@ -1,0 +1,26 @@
+{
+  says = [
+    "providers.k.kvm.sshKeyFile"
+    "without .pub"
+  ];
+  module = {
+    services.egress-proxies-operator = {
+      enable = true;
+      providers.k.kvm = {
+        sshKeyFile = "/var/lib/secrets/key.pub";
+        knownHosts = "nas1 ssh-ed25519 AAAA";
+        machineTypes.small = {
+          vcpus = 1;
+          memoryMiB = 512;
+        };
+        hosts.nas1 = {
+          address = "nas1:22";
+          user = "u";
+          bridge = "br0";
+        };
+
+      };
+
+    };
+  };
+}

@@ -1,0 +1,2 @@
+# Modules imported and nothing enabled: only the clean-up of an earlier configuration is left.
+{ }
