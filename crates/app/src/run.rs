@@ -28,6 +28,8 @@ use crate::{metrics, reload, state};
 
 /// How long a stop may take in all; what is not done then is given up.
 const STOP_LIMIT: Duration = Duration::from_secs(9);
+/// What an earlier run left behind is looked for soon after the start.
+const FIRST_SWEEP: Duration = Duration::from_secs(30);
 /// How long running reconciles may go on after a stop was asked for.
 const RECONCILE_GRACE: Duration = Duration::from_secs(6);
 
@@ -241,6 +243,7 @@ impl App {
                 namespace: self.config.namespace.clone(),
                 provisioning_timeout: self.config.provisioning_timeout,
                 sweep_interval: self.config.sweep_interval,
+                first_sweep: FIRST_SWEEP.min(self.config.sweep_interval),
                 orphan_grace: self.config.orphan_grace,
                 shutdown_grace: RECONCILE_GRACE,
                 ..egress_reconcile::Config::default()

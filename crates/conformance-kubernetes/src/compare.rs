@@ -132,6 +132,9 @@ impl Normaliser {
             })
             .collect::<Map<String, Value>>();
         without_order(&mut out);
+        if let Some(Value::Array(entries)) = out.get_mut("managedFields") {
+            without_seconds(entries);
+        }
         out
     }
 
@@ -185,6 +188,18 @@ fn without_order(status: &mut Map<String, Value>) {
     }
 }
 
+/// Managed fields are sorted by operation, then by time in whole seconds, then by manager: two writes
+/// change places when a second ends between them. So among the entries of one operation the time
+/// does not count; that the operations are in their order is still compared.
+fn without_seconds(entries: &mut [Value]) {
+    let text = |entry: &Value, key: &str| entry[key].as_str().unwrap_or_default().to_owned();
+    for run in entries.chunk_by_mut(|a, b| a["operation"] == b["operation"]) {
+        run.sort_by_cached_key(|entry| {
+            ["manager", "apiVersion", "subresource"].map(|key| text(entry, key))
+        });
+    }
+}
+
 fn is_uid_of(token: &str, name: &str) -> bool {
     token
         .split_once(" of ")
@@ -195,11 +210,13 @@ fn is_uid_of(token: &str, name: &str) -> bool {
 fn without_revisions(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    const MARKS: [&str; 6] = [
+    const MARKS: [&str; 7] = [
         "esource version: ",
         "esource Version: ",
         "resourceVersion: \"",
         "resourceVersion\":\"",
+        // Of an object that a message quotes.
+        r#"resourceVersion\":\""#,
         "current: ",
         "in record (",
     ];
@@ -297,7 +314,10 @@ fn without_shape(text: &str, shape: &[u8], token: &str, also: impl Fn(&[u8]) -> 
 
 /// What people read: ages become `<age>`, and the width of columns does not count.
 pub fn plain_text(text: &str) -> Value {
-    let mut lines: Vec<&str> = text.lines().collect();
+    let mut lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !is_race_of_kubectl(line))
+        .collect();
     // kubectl lists the causes of a refusal in the server's order, which means nothing.
     for run in lines.chunk_by_mut(|a, b| a.starts_with("* ") && b.starts_with("* ")) {
         run.sort_unstable();
@@ -315,6 +335,14 @@ pub fn plain_text(text: &str) -> Value {
             })
             .collect(),
     )
+}
+
+/// When kubectl's own `--timeout` ends a watch, its library sees either its timer or the closed stream
+/// first, by chance; in the second case it logs this. (That a server keeps watches open is compared
+/// by the calls that watch.)
+fn is_race_of_kubectl(line: &str) -> bool {
+    line.contains("] \"Warning: watch ended with error\" reflector=")
+        && line.contains("err=\"very short watch: ")
 }
 
 fn is_age(word: &str) -> bool {
@@ -460,12 +488,33 @@ mod tests {
     }
 
     #[test]
+    fn the_second_of_a_write_does_not_order_managed_fields() {
+        let entry = |operation: &str, manager: &str, subresource: Option<&str>| json!({"operation": operation, "manager": manager, "subresource": subresource});
+        let normalised = |entries: &[&Value]| {
+            Normaliser::default().normalise(&json!({"metadata": {"managedFields": entries}}))
+        };
+        let (apply, a, b) = (
+            entry("Apply", "z", None),
+            entry("Update", "a", None),
+            entry("Update", "a", Some("status")),
+        );
+        let wanted = normalised(&[&apply, &a, &b]);
+        assert_eq!(wanted, normalised(&[&apply, &b, &a]));
+        assert_ne!(wanted, normalised(&[&a, &apply, &b]));
+        assert_ne!(wanted, normalised(&[&apply, &a, &a]));
+    }
+
+    #[test]
     fn ages_and_widths_do_not_count() {
         assert_eq!(
             plain_text("NAME   AGE\nsome   2m5s\n"),
             json!(["NAME AGE", "some <age>"])
         );
         assert_eq!(plain_text("  5 items"), json!(["  5 items"]));
+        let raced = "I1201 16:24:42.930201 15140 reflector.go:664] \"Warning: watch ended with error\" \
+                     reflector=\"r.go:343\" err=\"very short watch: r.go:343: Unexpected watch close\"\n\
+                     error: timed out\n";
+        assert_eq!(plain_text(raced), json!(["error: timed out"]));
     }
 
     #[test]

@@ -76,12 +76,15 @@ pub struct Sorted<'a> {
     pub others: Vec<&'a Difference>,
     /// Reasons that explain nothing: out of date.
     pub idle: Vec<&'a Reason>,
+    /// Patterns of calls that match no difference, each with its reason: out of date as well.
+    pub idle_calls: Vec<(&'a Reason, &'a str)>,
 }
 
 /// Finds the first reason for each difference.
 pub fn sort<'a>(differences: &'a [Difference], reasons: &'a [Reason]) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     let mut used = BTreeSet::new();
+    let mut used_calls = BTreeSet::new();
     for difference in differences {
         let found = reasons
             .iter()
@@ -89,6 +92,14 @@ pub fn sort<'a>(differences: &'a [Difference], reasons: &'a [Reason]) -> Sorted<
         match found {
             Some(index) => {
                 used.insert(index);
+                let covers = reasons[index].covers.iter();
+                used_calls.extend(
+                    covers
+                        .filter(|cover| cover.covers(difference))
+                        .flat_map(|cover| &cover.calls)
+                        .filter(|pattern| matches(pattern, &difference.call))
+                        .map(|pattern| (index, pattern.as_str())),
+                );
                 sorted.explained.push((difference, &reasons[index]));
             }
             None => sorted.others.push(difference),
@@ -99,6 +110,12 @@ pub fn sort<'a>(differences: &'a [Difference], reasons: &'a [Reason]) -> Sorted<
         .enumerate()
         .filter(|(index, _)| !used.contains(index));
     sorted.idle = idle.map(|(_, reason)| reason).collect();
+    for (index, reason) in reasons.iter().enumerate() {
+        let calls = reason.covers.iter().flat_map(|cover| &cover.calls);
+        let idle = calls.filter(|call| !used_calls.contains(&(index, call.as_str())));
+        let idle = idle.map(|call| (reason, call.as_str()));
+        sorted.idle_calls.extend(idle);
+    }
     sorted
 }
 
@@ -135,8 +152,8 @@ pub fn page(reasons: &[Reason]) -> String {
          One suite of kubectl and raw HTTP calls runs against a real kube-apiserver and against the\n\
          embedded control plane (`cargo xtask test kubernetes`), and the answers are compared field by\n\
          field. What must differ anyway (uids, times, revisions, generated names, addresses) is\n\
-         replaced by its meaning first, and what has no order (the causes of a refusal, warnings) is\n\
-         sorted. The differences that are left:\n",
+         replaced by its meaning first, and what has no order (the causes of a refusal, warnings, the\n\
+         managed fields of one operation) is sorted. The differences that are left:\n",
     );
     for (open, head) in [(false, "# Meant"), (true, "# Not as in a cluster yet")] {
         if reasons.iter().any(|reason| reason.open == open) {
@@ -179,7 +196,7 @@ mod tests {
     #[test]
     fn a_reason_that_explains_nothing_is_named() {
         let reasons: Vec<Reason> = serde_saphyr::from_str(
-            "- {what: one, why: w, covers: [{calls: ['a/*'], fields: [x], real: '4*'}]}\n\
+            "- {what: one, why: w, covers: [{calls: ['a/*', 'c/*'], fields: [x], real: '4*'}]}\n\
              - {what: two, why: w, covers: [{calls: ['b/*'], fields: [x]}]}\n",
         )
         .unwrap();
@@ -195,6 +212,8 @@ mod tests {
         assert_eq!(sorted.others, [&all[1]]);
         assert_eq!(sorted.idle.len(), 1);
         assert_eq!(sorted.idle[0].what, "two");
+        let calls: Vec<&str> = sorted.idle_calls.iter().map(|(_, call)| *call).collect();
+        assert_eq!(calls, ["c/*", "b/*"]);
     }
 
     #[test]

@@ -125,6 +125,7 @@ async fn both_servers_answer_the_same() {
         explained,
         others,
         idle,
+        idle_calls,
     } = explained::sort(&differences, &reasons);
     for difference in &others {
         println!(
@@ -166,6 +167,12 @@ async fn both_servers_answer_the_same() {
         for reason in open {
             println!(
                 "stage suite: put right, take it out of differences.yaml: {}",
+                reason.what
+            );
+        }
+        for (reason, call) in idle_calls {
+            println!(
+                "stage suite: equal now, take it out of differences.yaml: {call} ({})",
                 reason.what
             );
         }

@@ -84,24 +84,45 @@ where
     F: AsyncFnOnce(&Lab) -> anyhow::Result<()>,
 {
     // `kvm::happy_path::{{closure}}`: the closure's own type tells which test it is written in.
-    let path = type_name::<F>();
-    let path = path
-        .split_once("::{{closure}}")
-        .map_or(path, |(test, _)| test);
-    let name = path.split_once("::").map_or(path, |(_, test)| test);
-    let result = match std::env::var(ROLE).ok().as_deref() {
-        None if std::env::var_os(TIER).is_none_or(|value| value != "1") => {
-            println!("skipped: {name} needs root and a minute; `cargo xtask test kvm` runs it");
-            Ok(())
-        }
+    let name = name_of::<F>();
+    if std::env::var_os(ROLE).is_none() && std::env::var_os(TIER).is_none_or(|value| value != "1") {
+        println!("skipped: {name} needs root and a minute; `cargo xtask test kvm` runs it");
+        return;
+    }
+    if let Err(error) = run(guests, body) {
+        panic!("{name}: {error:?}");
+    }
+}
+
+/// Whether this process is part of a lab: a program that calls [`run`] must do so again then.
+pub fn is_inside() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
+/// [`test`] for a program: whether a lab is wanted is the caller's matter.
+///
+/// # Errors
+/// When the lab cannot be made or the body fails.
+pub fn run<F>(guests: &[Guest], body: F) -> anyhow::Result<()>
+where
+    F: AsyncFnOnce(&Lab) -> anyhow::Result<()>,
+{
+    let name = name_of::<F>();
+    match std::env::var(ROLE).ok().as_deref() {
         None => outer(name, guests),
         Some("init") => init(name),
         Some("body") => run_body(name, body),
         Some(role) => Err(anyhow::anyhow!("{ROLE}={role}: no such role")),
-    };
-    if let Err(error) = result {
-        panic!("{name}: {error:?}");
     }
+}
+
+/// `kvm::happy_path::{{closure}}`: the closure's own type tells which function it is written in.
+fn name_of<F>() -> &'static str {
+    let path = type_name::<F>();
+    let path = path
+        .split_once("::{{closure}}")
+        .map_or(path, |(test, _)| test);
+    path.split_once("::").map_or(path, |(_, test)| test)
 }
 
 fn outer(name: &str, guests: &[Guest]) -> anyhow::Result<()> {

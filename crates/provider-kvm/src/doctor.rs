@@ -322,7 +322,7 @@ fn firmware(calls: &Calls<'_>, wanted: DomainType, config: &KvmConfig) -> Check 
         Ok(_) => Check::bad(
             "firmware",
             "no UEFI firmware is installed",
-            "install it (Debian: ovmf; Fedora: edk2-ovmf; NixOS: virtualisation.libvirtd.qemu.ovmf), or set firmware: bios for the image",
+            "install it (Debian: ovmf; Fedora: edk2-ovmf; NixOS: services.egress-proxies-hypervisor brings it), or set firmware: bios for the image",
         ),
         Err(error) => Check::bad(
             "firmware",

@@ -301,8 +301,10 @@ fn failed(input: &Input<'_>, failure: &Failure, base: Outlook) -> Outlook {
             ..base
         },
         // The instance cannot be looked at now, and goes on as far as the prober can tell.
-        (_, During::Look) => Outlook {
+        // A background step that met a full host is told all the same.
+        (class, During::Look) => Outlook {
             phase: phase_as_before(input.previous),
+            provisioned: (class == ErrorClass::QuotaExceeded).then_some(provisioned),
             reachable,
             ..base
         },

@@ -86,11 +86,13 @@ impl SshError {
     pub fn class(&self) -> ErrorClass {
         match self {
             Self::Key(key) => key.class(),
+            // Files and the far sshd's settings are what a person changes without touching the
+            // operator's configuration: it must heal by itself then, and say so until then.
             Self::HostKey(_)
             | Self::NoHeldHostKeyType { .. }
             | Self::AuthRefused { .. }
-            | Self::ForwardingProhibited { .. } => ErrorClass::Permanent,
-            Self::KnownHosts { .. }
+            | Self::ForwardingProhibited { .. }
+            | Self::KnownHosts { .. }
             | Self::Dial { .. }
             | Self::HandshakeTimeout { .. }
             | Self::Handshake { .. }

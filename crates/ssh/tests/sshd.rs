@@ -299,7 +299,7 @@ async fn wrong_host_keys_are_refused_each_in_its_own_words() {
     };
 
     let unknown = connect("").await.unwrap_err();
-    assert_eq!(unknown.class(), ErrorClass::Permanent);
+    assert_eq!(unknown.class(), ErrorClass::Transient);
     let unknown = refusal(unknown);
     let HostKeyRefused::Unknown {
         line, fingerprint, ..

@@ -13,8 +13,29 @@ pub const BUILD: &[(&str, &str)] = &[
     ("libvirt-dev", "/usr/include/libvirt/libvirt.h"),
 ];
 
-/// For the tests of the local provider's second program.
-pub const LOCAL: &[(&str, &str)] = &[("squid", "/usr/sbin/squid")];
+/// For the local tier: Squid, sshd, libvirt without guests, and independent readers of what we write.
+pub const LOCAL: &[(&str, &str)] = &[
+    ("squid", "/usr/sbin/squid"),
+    ("openssh-server", "/usr/sbin/sshd"),
+    ("openssh-client", "/usr/bin/ssh-keygen"),
+    ("iproute2", "/usr/bin/ip"),
+    ("libvirt-daemon", "/usr/sbin/libvirtd"),
+    (
+        "libvirt-daemon-driver-qemu",
+        "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
+    ),
+    ("libvirt-daemon-system", "/etc/libvirt/libvirtd.conf"),
+    ("libvirt-clients", "/usr/bin/virsh"),
+    ("qemu-system-x86", "/usr/bin/qemu-system-x86_64"),
+    ("qemu-utils", "/usr/bin/qemu-img"),
+    ("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd"),
+    ("dnsmasq-base", "/usr/sbin/dnsmasq"),
+    ("xorriso", "/usr/bin/xorriso"),
+    ("genisoimage", "/usr/bin/isoinfo"),
+];
+
+/// For the Nix tier, where there is no Nix.
+pub const NIX: &[(&str, &str)] = &[("patchelf", "/usr/bin/patchelf")];
 
 /// Installs the packages whose file is missing. Each is `(package, a file it brings)`.
 pub fn ensure(packages: &[(&str, &str)]) -> Result<()> {

@@ -84,7 +84,12 @@ impl Tier {
             Self::Systemd => counts
                 .skipped
                 .push("the systemd tier: its tests are not written yet".to_owned()),
-            Self::Kvm | Self::Kubernetes | Self::Nix => {}
+            // Its tests run real libvirt and sshd too.
+            Self::Nix => {
+                setup::ensure(setup::LOCAL)?;
+                setup::ensure(setup::NIX)?;
+            }
+            Self::Kvm | Self::Kubernetes => {}
         }
         for program in chosen {
             let mut command = program.command();
@@ -101,7 +106,8 @@ impl Tier {
                         .arg("--show-output");
                 }
                 Self::Nix => {
-                    command.env("EGRESS_TIER_NIX", "1").arg("--show-output");
+                    command.env("EGRESS_TIER_NIX", "1");
+                    command.args(["--nocapture", "--test-threads=1"]);
                 }
                 Self::Unit | Self::Local | Self::Systemd => {
                     command.arg("--show-output");

@@ -127,8 +127,11 @@ impl Call<'_> {
                 &[FieldError::forbidden(field, detail)],
             ))
         };
+        let token = self.query.get("continue");
+        let paged = token.is_some_and(|token| !token.is_empty());
         match (send_initial, matching) {
-            (_, Some(_)) if self.query.get("continue").is_some() => fault(
+            // Pages are of lists; the sentence is that of a real API server, with or without a match.
+            _ if paged => fault(
                 "resourceVersionMatch",
                 "resourceVersionMatch is forbidden when continue is provided",
             ),

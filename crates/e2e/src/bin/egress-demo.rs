@@ -11,6 +11,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use egress_e2e::lab::{self, Guest, Lab};
 use egress_e2e::targets::TlsTarget;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -20,10 +21,26 @@ use tokio::signal::unix::{SignalKind, signal};
 const DISCOVERY: &str = "127.0.0.1:8090";
 /// For each step that waits for the operator.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A guest under software emulation, on a busy machine.
+const BOOT: Duration = Duration::from_secs(240);
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run().await {
+fn main() -> ExitCode {
+    // Whoever is first to make a TLS client chooses the crypto provider for all.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // Inside its own lab this program is started again, with the lab's arguments.
+    let result = if lab::is_inside() || arguments == ["--kvm"] {
+        kvm()
+    } else if arguments.is_empty() {
+        tokio::runtime::Runtime::new()
+            .map_err(Into::into)
+            .and_then(|rt| rt.block_on(local()))
+    } else {
+        Err(anyhow::anyhow!(
+            "unknown arguments {arguments:?}: there is only --kvm"
+        ))
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("demo: {error:#}");
@@ -32,10 +49,102 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run() -> Result<()> {
-    if let Some(unknown) = std::env::args().nth(1) {
-        bail!("unknown argument {unknown:?}");
-    }
+/// The same with VMs: libvirtd, sshd, an image mirror, the target and the operator all run in a
+/// network namespace of their own, which goes with this program.
+fn kvm() -> Result<()> {
+    lab::run(&[Guest::Light], async |lab: &Lab| {
+        let mut table = Table::default();
+        let mut begin = Instant::now();
+        let mut done = |table: &mut Table, step: &str, told: String| {
+            table.0.push((step.to_owned(), begin.elapsed(), told));
+            begin = Instant::now();
+        };
+        let site = lab.mk_site().await?;
+        done(
+            &mut table,
+            "start libvirtd, sshd and an image mirror",
+            "all in one namespace".to_owned(),
+        );
+        let operator = site.mk_operator(lab).await?;
+        done(
+            &mut table,
+            "start the operator",
+            "it reaches libvirt through SSH".to_owned(),
+        );
+        operator
+            .apply(
+                &site
+                    .mk_proxy("demo-1")
+                    .with("/attributes", json!({"geo": "demo"})),
+            )
+            .await?;
+        operator
+            .apply(
+                &site
+                    .mk_proxy("demo-2")
+                    .with("/attributes", json!({"geo": "demo"})),
+            )
+            .await?;
+        let first = operator.ready("demo-1", BOOT).await?;
+        let second = operator.ready("demo-2", BOOT).await?;
+        let told = format!("{first} and {second}, one image fetched");
+        done(
+            &mut table,
+            "apply two Proxies: fetch, boot, probe, Ready",
+            told,
+        );
+        let lease = operator.lease("shop.example").await?;
+        done(
+            &mut table,
+            "lease one for target shop.example",
+            lease["proxy"]["id"].to_string(),
+        );
+        let leased = address(&lease)?;
+        site.crawl_through(leased).await?;
+        done(
+            &mut table,
+            "a TLS request through it (CONNECT)",
+            format!("through {leased}"),
+        );
+        let id = lease["leaseID"].as_str().context("no leaseID")?;
+        let report = format!("/v1/leases/{id}/report");
+        operator
+            .discovery("POST", &report, Some(&json!({"result": "banned"})))
+            .await?
+            .success()?;
+        done(
+            &mut table,
+            "report it as banned",
+            "it rests for shop.example".to_owned(),
+        );
+        let other = operator.lease("shop.example").await?;
+        ensure!(
+            other["proxy"]["id"] != lease["proxy"]["id"],
+            "the banned proxy was leased"
+        );
+        done(
+            &mut table,
+            "the next lease takes the other",
+            other["proxy"]["id"].to_string(),
+        );
+        for name in ["demo-1", "demo-2"] {
+            operator.delete(name).await?;
+        }
+        for name in ["demo-1", "demo-2"] {
+            operator.gone(name, PATIENCE).await?;
+        }
+        site.check_clean().await?;
+        done(
+            &mut table,
+            "delete both",
+            "the host keeps the base image, nothing else".to_owned(),
+        );
+        table.print();
+        Ok(())
+    })
+}
+
+async fn local() -> Result<()> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
@@ -78,8 +187,6 @@ struct Demo {
 
 impl Demo {
     async fn start() -> Result<Self> {
-        // Whoever is first to make a TLS client chooses the crypto provider for all.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let binary = operator_binary()?;
         let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
         let mut table = Table::default();
