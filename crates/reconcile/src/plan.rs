@@ -344,7 +344,16 @@ fn plan_deletion(o: &Observed) -> Decision {
             holds_instance: true,
         }),
         (Home::Configured(_), _) if o.held => Decision::Rest(Rest::Held),
-        (Home::Configured(_), Sight::Absent) => release,
+        // Gone before anybody here asked for it: what belonged to it (a VM's disks) may be left, and
+        // delete is idempotent.
+        (Home::Configured(_), Sight::Absent) => match &o.provider_id {
+            Some(id) if !o.delete_accepted => Decision::Act(Action::Delete {
+                id: id.clone(),
+                why: Why::ProxyDeleted,
+                blind: true,
+            }),
+            _ => release,
+        },
         (Home::Configured(_), Sight::Here { .. }) if o.delete_accepted => {
             Decision::Rest(Rest::Draining(Why::ProxyDeleted))
         }

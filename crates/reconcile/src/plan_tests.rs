@@ -258,10 +258,23 @@ fn deletion_ends_in_every_case_that_the_rules_name() {
         ..mk_running()
     };
     acts(&deleting, delete(Why::ProxyDeleted));
+    // Gone by somebody else's hand: what belonged to it is cleaned up before the release.
+    let absent = Observed {
+        sight: Sight::Absent,
+        ..deleting.clone()
+    };
+    acts(
+        &absent,
+        Action::Delete {
+            id: id(),
+            why: Why::ProxyDeleted,
+            blind: true,
+        },
+    );
     acts(
         &Observed {
-            sight: Sight::Absent,
-            ..deleting.clone()
+            delete_accepted: true,
+            ..absent
         },
         Action::Release { abandoned: false },
     );
