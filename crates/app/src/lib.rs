@@ -1,14 +1,14 @@
 //! Puts the program together: the only crate that names concrete backends.
 //!
-//! - [`cli`]: the command line.
-//! - [`config`]: from flags to a checked configuration; every fault at once, before anything runs.
-//! - [`run`]: build, run, drain.
-//! - [`dev`]: the same with throwaway state.
-//! - [`providers`], [`reload`]: the providers file and its changes.
-//! - [`directory`]: the reconciler's view of the Proxies as the discovery API wants it.
-//! - [`client`]: for machines without kubectl.
-//! - [`state`]: the state directory and the installation's identity.
-//! - [`metrics`]: the metrics endpoint.
+//! - `cli`: the command line.
+//! - `config`: from flags to a checked configuration; every fault at once, before anything runs.
+//! - `run`: build, run, drain.
+//! - `dev`: the same with throwaway state.
+//! - `providers`, `reload`: the providers file and its changes.
+//! - `directory`: the reconciler's view of the Proxies as the discovery API wants it.
+//! - `client`: for machines without kubectl.
+//! - `state`: the state directory and the installation's identity.
+//! - `metrics`: the metrics endpoint.
 
 pub mod cli;
 mod client;

@@ -12,7 +12,7 @@
 //! - [`Directory`]: where it learns about proxies.
 //! - `proxies`, `leases`, `watch`: the handlers; `wire` and `error` are what they say.
 //! - `serve`, `sniff`, `tls`: HTTP/1 and HTTP/2 over TCP, TLS and unix sockets.
-//! - [`openapi`]: the document, made from the handlers.
+//! - `openapi`: the document, made from the handlers.
 
 mod bind;
 mod body;

@@ -28,7 +28,7 @@ pub struct Deps {
     /// What a lease lasts whose request names no ttl (`egress_lease::Config::default_ttl`).
     pub default_ttl: Duration,
     pub metrics: Metrics,
-    /// Ends `/v1/watch` streams; the same that [`serve`](crate::serve) gets.
+    /// Ends `/v1/watch` streams; the same that `serve` gets.
     pub cancel: CancellationToken,
 }
 

@@ -99,7 +99,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
-/// [`test`] for a program: whether a lab is wanted is the caller's matter.
+/// [`test()`] for a program: whether a lab is wanted is the caller's matter.
 ///
 /// # Errors
 /// When the lab cannot be made or the body fails.

@@ -3,7 +3,7 @@
 //! While the operator runs, a lease ends by a clock that only moves forward and counts the time
 //! that a machine sleeps (`CLOCK_BOOTTIME`): setting the wall clock neither ends nor revives one.
 //! On disk there are both: after a restart within one boot the boot-time instants go on counting,
-//! after a reboot, when they mean nothing any more, the wall-clock ones do (see [`remaining_ms`]).
+//! after a reboot, when they mean nothing any more, the wall-clock ones do (see `remaining_ms`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -239,7 +239,7 @@ pub struct DomainView {
 
 impl DomainView {
     /// # Errors
-    /// [`BadXml`].
+    /// `BadXml`.
     pub fn parse(xml: &str) -> Result<Self, BadXml> {
         let root = Element::parse(xml)?;
         let devices = root.find(&["devices"]);

@@ -1,9 +1,9 @@
 //! The `Provider` trait on libvirt hosts.
 //!
-//! - [`placement`]: zone, machine type, image; ids and names.
-//! - [`create`]: from a request to a started domain, each step tolerant of an earlier attempt.
-//! - [`read`]: get and list.
-//! - [`remove`]: delete and garbage.
+//! - `placement`: zone, machine type, image; ids and names.
+//! - `create`: from a request to a started domain, each step tolerant of an earlier attempt.
+//! - `read`: get and list.
+//! - `remove`: delete and garbage.
 //!
 //! ```text
 //! create --base is there--------------------> overlay, seed, define, start
