@@ -26,6 +26,7 @@ impl ReconcilerDirectory {
     /// Passes changes of both sources on until cancelled.
     pub async fn forward(self: Arc<Self>, cancel: CancellationToken) {
         let mut records = self.directory.changes();
+        let mut readiness = self.handle.readiness_changes();
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -34,7 +35,7 @@ impl ReconcilerDirectory {
                         return;
                     }
                 }
-                () = self.handle.readiness_changed() => {}
+                () = readiness.changed() => {}
             }
             self.changed.send_replace(());
         }

@@ -14,7 +14,7 @@ use egress_core::{Clock, InstallationId, SystemClock};
 use egress_lease::{LeaseStore, MemoryStore, SqliteStore};
 use egress_provider::Provider;
 use egress_provider::wrap::{Limits, wrap};
-use egress_reconcile::{Readiness, Reconciler};
+use egress_reconcile::Reconciler;
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -158,12 +158,11 @@ impl App {
                 () = signals.stop() => break None,
                 Some(part) = parts.work.join_next() => break Some(part),
                 Some(part) = parts.api.join_next() => break Some(part),
-                () = handle.readiness_changed(), if ready.is_some() => {}
-            }
-            if handle.readiness() == Readiness::Ready
-                && let Some(ready) = ready.take()
-            {
-                ready();
+                () = handle.until_ready(), if ready.is_some() => {
+                    if let Some(ready) = ready.take() {
+                        ready();
+                    }
+                }
             }
         };
         let result = match ended {

@@ -46,5 +46,5 @@ pub use config::{Backoff, Config, Deps};
 pub use directory::{Directory, record_of};
 pub use error::{ApiError, ReconcileError, RunError};
 pub use metrics::Metrics;
-pub use reconciler::{Handle, Readiness, Reconciler};
+pub use reconciler::{Handle, Readiness, ReadinessChanges, Reconciler};
 pub use sweep::Sweep;

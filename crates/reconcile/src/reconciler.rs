@@ -61,6 +61,23 @@ pub enum Readiness {
     NotReady(String),
 }
 
+/// See [`Handle::readiness_changes`].
+pub struct ReadinessChanges {
+    proxies: watch::Receiver<WatchState>,
+    secrets: watch::Receiver<WatchState>,
+}
+
+impl ReadinessChanges {
+    /// Until readiness may have changed since the last call, or since this was made.
+    pub async fn changed(&mut self) {
+        // The senders live as long as the handle that this came from.
+        tokio::select! {
+            _ = self.proxies.changed() => {}
+            _ = self.secrets.changed() => {}
+        }
+    }
+}
+
 impl Handle {
     /// Ready once both watches run; a refused verb is named.
     pub fn readiness(&self) -> Readiness {
@@ -80,12 +97,20 @@ impl Handle {
         self.readiness() == Readiness::Ready
     }
 
-    /// Until [`Handle::readiness`] may have changed.
-    pub async fn readiness_changed(&self) {
-        let (mut proxies, mut secrets) = (self.proxies.subscribe(), self.secrets.subscribe());
-        tokio::select! {
-            _ = proxies.changed() => {}
-            _ = secrets.changed() => {}
+    /// Changes of [`Handle::readiness`] from now on. Look at it after this call, and again after
+    /// each change: then none is missed.
+    pub fn readiness_changes(&self) -> ReadinessChanges {
+        ReadinessChanges {
+            proxies: self.proxies.subscribe(),
+            secrets: self.secrets.subscribe(),
+        }
+    }
+
+    /// Returns once it is ready; at once when it is.
+    pub async fn until_ready(&self) {
+        let mut changes = self.readiness_changes();
+        while self.readiness() != Readiness::Ready {
+            changes.changed().await;
         }
     }
 

@@ -5,16 +5,13 @@ use crate::Readiness;
 
 async fn until_readiness(running: &Running, holds: impl Fn(&Readiness) -> bool) -> Readiness {
     tokio::time::timeout(Duration::from_secs(10), async {
+        let mut changes = running.handle.readiness_changes();
         loop {
             let now = running.handle.readiness();
             if holds(&now) {
                 return now;
             }
-            let _ = tokio::time::timeout(
-                Duration::from_millis(20),
-                running.handle.readiness_changed(),
-            )
-            .await;
+            changes.changed().await;
         }
     })
     .await
