@@ -107,7 +107,7 @@ impl Tier {
                 }
                 Self::Nix => {
                     command.env("EGRESS_TIER_NIX", "1");
-                    command.args(["--nocapture", "--test-threads=1"]);
+                    command.args(["--show-output", "--test-threads=1"]);
                 }
                 Self::Unit | Self::Local | Self::Systemd => {
                     command.arg("--show-output");
